@@ -1,0 +1,84 @@
+"""What the engine core sends to the front end."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from headrace.base.ids import RequestId
+from headrace.types.results import TokenLogprobs
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended. The numbers are part of the wire format; new ones only at the end."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+
+    @property
+    def text(self) -> str:
+        """Name in API answers."""
+        return self.name.lower()
+
+
+class ErrorRecord(msgspec.Struct, frozen=True, array_like=True):
+    """An error as it crosses a process boundary; fields as in `headrace.base.errors.HeadraceError`."""
+
+    code: str
+    kind: str
+    message: str
+    http_status: int
+    retryable: bool
+    param: str | None = None
+
+
+class RequestDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """News about one request after one step.
+
+    Attributes:
+        request_id: whose.
+        new_token_ids: tokens sampled in this step (a stop token that ended the request is included).
+        finish_reason: set on the last delta of a request, exactly once.
+        stop_token_id: the EOS or stop token that ended it, if one did.
+        logprobs: for ``new_token_ids``, if asked for.
+        prompt_logprobs: for prompt positions covered in this step, if asked for.
+        cached_tokens: prompt tokens taken from the prefix cache at the (last) start.
+        error: set if ``finish_reason`` is ERROR.
+        first_scheduled_s: monotonic seconds when it first got a slot, sent with the first delta.
+        preemptions: how often it has been preempted so far.
+    """
+
+    request_id: RequestId
+    new_token_ids: list[int] = []
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int = 0
+    error: ErrorRecord | None = None
+    first_scheduled_s: float | None = None
+    preemptions: int = 0
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """State and running totals of the scheduler; plain numbers, no metrics library.
+
+    ``running`` and ``waiting`` are requests; blocks leave the null block out: free (cached ones included) + used = total.
+    """
+
+    step: int = 0
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_cached: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    step_tokens: int = 0
+    step_s: float = 0.0

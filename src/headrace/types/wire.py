@@ -1,0 +1,120 @@
+"""The wire format between front end and engine core: one version byte, then positional msgpack.
+
+New fields only at the tail of a struct and with a default; golden vectors in ``tests/contract`` pin the order, because
+a reordering would decode silently wrong. Must not know sockets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headrace.base.errors import ProtocolError
+from headrace.types.cache_specs import KvLayout
+from headrace.types.events import AbortRequest, AddRequest, ResetPrefixCache
+from headrace.types.outputs import ErrorRecord, RequestDelta, SchedulerStats
+
+WIRE_VERSION = 1
+
+
+class UtilityCall(msgspec.Struct, frozen=True, array_like=True, tag="call"):
+    """A control call to the core (``stats``, ``layout``, ``crash`` under test); answered by `UtilityReply`."""
+
+    call_id: int
+    method: str
+    args: list[Any] = []
+
+
+class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
+    """Finish the current step and exit with status 0."""
+
+
+ToCore = AddRequest | AbortRequest | ResetPrefixCache | UtilityCall | Shutdown
+
+
+class PhaseSeconds(msgspec.Struct, frozen=True, array_like=True):
+    """One row of the start-up table."""
+
+    name: str
+    seconds: float
+
+
+class CoreReady(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=True):
+    """The core can take requests; the facts that the front end needs.
+
+    ``startup`` adds up to the core's wall time since its process began.
+    """
+
+    pid: int
+    max_model_len: int
+    vocab_tokens: int
+    block_tokens: int
+    layout: KvLayout
+    startup: list[PhaseSeconds] = []
+
+
+class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):
+    """All news of one step."""
+
+    deltas: list[RequestDelta]
+    stats: SchedulerStats | None = None
+
+
+class UtilityReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
+    """Answer to `UtilityCall`; ``result`` is plain data."""
+
+    call_id: int
+    result: Any = None
+    error: ErrorRecord | None = None
+
+
+class CoreFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The last message of a core that cannot go on, with the cause."""
+
+    error: ErrorRecord
+    traceback: str = ""
+
+
+FromCore = CoreReady | StepOutputs | UtilityReply | CoreFailed
+
+_ENCODER = msgspec.msgpack.Encoder()
+_TO_CORE = msgspec.msgpack.Decoder(ToCore)
+_FROM_CORE = msgspec.msgpack.Decoder(FromCore)
+_PREFIX = bytes([WIRE_VERSION])
+
+
+def encode(message: ToCore | FromCore) -> bytes:
+    """Return version byte + msgpack."""
+    return _PREFIX + _ENCODER.encode(message)
+
+
+def _body(data: bytes) -> memoryview:
+    if not data or data[0] != WIRE_VERSION:
+        got = data[0] if data else "nothing"
+        raise ProtocolError(f"wire version {WIRE_VERSION} expected, got {got}: front end and core come from different versions")
+    return memoryview(data)[1:]
+
+
+def decode_to_core(data: bytes) -> ToCore:
+    """Decode a message of the front end.
+
+    Raises:
+        ProtocolError: wrong version or shape.
+    """
+    try:
+        return _TO_CORE.decode(_body(data))
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"message to the core: {error}") from error
+
+
+def decode_from_core(data: bytes) -> FromCore:
+    """Decode a message of the core.
+
+    Raises:
+        ProtocolError: wrong version or shape.
+    """
+    try:
+        return _FROM_CORE.decode(_body(data))
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"message from the core: {error}") from error
