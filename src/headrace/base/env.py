@@ -9,6 +9,8 @@ from typing import Any
 
 from headrace.base.errors import ConfigError
 
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
 
 def _flag(text: str) -> bool:
     lowered = text.strip().lower()
@@ -19,20 +21,59 @@ def _flag(text: str) -> bool:
     raise ValueError("expected 0 or 1")
 
 
+def _text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be empty; unset it to get the default")
+    return text
+
+
+def _log_level(text: str) -> str:
+    level = text.strip().upper()
+    if level not in LOG_LEVELS:
+        raise ValueError(f"expected one of {', '.join(LOG_LEVELS)}")
+    return level
+
+
 @dataclass(frozen=True)
 class EnvVar:
-    """One environment variable: name, parser, default and what it does."""
+    """One environment variable.
+
+    Attributes:
+        name: as it stands in the environment.
+        parse: turns the text into a value; a ValueError says what was expected.
+        default: value when the variable is not set.
+        doc: one sentence, shown in the docs and in errors.
+        secret: True if the value must not be shown in an error.
+    """
 
     name: str
     parse: Callable[[str], Any]
     default: Any
     doc: str
+    secret: bool = False
 
 
 TABLE: tuple[EnvVar, ...] = (
-    EnvVar("HEADRACE_CACHE_DIR", str, None, "Directory for compiled kernels and caches (default: the user cache directory)."),
-    EnvVar("HEADRACE_LOG_LEVEL", str, "INFO", "Log level: DEBUG, INFO, WARNING or ERROR."),
-    EnvVar("HEADRACE_RUNTIME_DIR", str, None, "Parent of the private 0700 socket directory (default: the system's temporary directory)."),
+    EnvVar(
+        "HEADRACE_API_KEY",
+        _text,
+        None,
+        "Key that clients of the server must send as a bearer token, beside those of --api-key.",
+        secret=True,
+    ),
+    EnvVar(
+        "HEADRACE_CACHE_DIR",
+        _text,
+        None,
+        "Directory for compiled kernels and caches (default: the user cache directory).",
+    ),
+    EnvVar("HEADRACE_LOG_LEVEL", _log_level, "INFO", "Log level: DEBUG, INFO, WARNING or ERROR."),
+    EnvVar(
+        "HEADRACE_RUNTIME_DIR",
+        _text,
+        None,
+        "Parent of the private 0700 socket directory (default: the system's temporary directory).",
+    ),
     EnvVar("HEADRACE_TRACEBACK", _flag, False, "Print the full traceback of an error that ends a command."),
 )
 
@@ -41,6 +82,13 @@ _BY_NAME = {row.name: row for row in TABLE}
 
 def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
     """Return the parsed value of a variable of `TABLE`.
+
+    Args:
+        name: a name of the table.
+        environ: where to look; the environment of the process by default.
+
+    Returns:
+        The parsed value, or the default if the variable is not set.
 
     Raises:
         ConfigError: if the value does not parse.
@@ -53,4 +101,5 @@ def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
     try:
         return row.parse(raw)
     except ValueError as error:
-        raise ConfigError(f"environment variable {name}={raw!r}: {error}. {row.doc}", param=name) from error
+        shown = "***" if row.secret else repr(raw)
+        raise ConfigError(f"environment variable {name}={shown}: {error}. {row.doc}", param=name) from error

@@ -16,13 +16,21 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def setup_logging(process_name: str | None = None) -> None:
-    """Configure the ``headrace`` logger of this process once. Library use leaves logging alone."""
+    """Configure the ``headrace`` logger of this process once. Library use leaves logging alone.
+
+    Args:
+        process_name: shown in brackets at the start of each line.
+
+    Raises:
+        ConfigError: HEADRACE_LOG_LEVEL is not a level.
+    """
     root = logging.getLogger("headrace")
     if root.handlers:
         return
+    level = str(env.read("HEADRACE_LOG_LEVEL"))
+    prefix = f"[{process_name}] ".replace("%", "%%") if process_name else ""
     handler = logging.StreamHandler(sys.stderr)
-    prefix = f"[{process_name}] " if process_name else ""
     handler.setFormatter(logging.Formatter(prefix + _FORMAT, datefmt="%H:%M:%S"))
     root.addHandler(handler)
-    root.setLevel(str(env.read("HEADRACE_LOG_LEVEL")).upper())
+    root.setLevel(level)
     root.propagate = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from headrace.base.errors import UnsupportedModelError
@@ -84,79 +85,86 @@ def parse_decoder(config: Mapping[str, Any]) -> DecoderConfig:
         The dimensions.
 
     Raises:
-        UnsupportedModelError: unknown architecture, activation, sliding window in use, or rope scaling; a missing key.
+        UnsupportedModelError: unknown architecture, activation, sliding window in use, or rope scaling; a missing key
+            or one of a wrong type.
     """
-    architecture = (config.get("architectures") or ["?"])[0]
-    if architecture not in ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"architecture {architecture} is not supported; supported: {', '.join(ARCHITECTURES)}", param="architectures"
-        )
-    activation = config.get("hidden_act", "silu")
+    architecture = _architecture(config)
+    activation = config.get("hidden_act") or "silu"
     if activation not in ("silu", "swish"):
-        raise UnsupportedModelError(f"hidden_act {activation} is not supported for {architecture}; only silu is", param="hidden_act")
+        raise UnsupportedModelError(
+            f"hidden_act {activation} is not supported for {architecture}; only silu is", param="hidden_act"
+        )
     _refuse_sliding_window(config, architecture)
     qwen2, qwen3 = architecture == "Qwen2ForCausalLM", architecture == "Qwen3ForCausalLM"
-    heads = int(_need(config, "num_attention_heads"))
-    hidden = int(_need(config, "hidden_size"))
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    if heads % kv_heads:
-        raise UnsupportedModelError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    head_dim = int(config.get("head_dim") or hidden // heads)
+    heads, kv_heads, head_dim = _heads(config)
     bias = bool(config.get("attention_bias", False))
-    max_position = int(config.get("max_position_embeddings") or 2048)
+    max_position = _count(config, "max_position_embeddings", 2048)
     theta, scaling = parse_rope(config, max_position)
     return DecoderConfig(
         architecture=architecture,
-        vocab_size=int(_need(config, "vocab_size")),
-        hidden_size=hidden,
-        intermediate_size=int(_need(config, "intermediate_size")),
-        num_layers=int(_need(config, "num_hidden_layers")),
+        vocab_size=_count(config, "vocab_size"),
+        hidden_size=_count(config, "hidden_size"),
+        intermediate_size=_count(config, "intermediate_size"),
+        num_layers=_count(config, "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_eps=_positive(config, "rms_norm_eps", 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
-        max_position=max_position,
+        max_position=_extended_length(scaling, max_position),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=True if qwen2 else bias,
         output_bias=False if qwen2 else bias,
         mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=qwen3,
         checkpoint_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
-        eos_token_ids=_ids(config.get("eos_token_id")),
-        bos_token_id=config.get("bos_token_id"),
+        eos_token_ids=_ids(config, "eos_token_id"),
+        bos_token_id=next(iter(_ids(config, "bos_token_id")), None),
     )
 
 
 def parse_rope(config: Mapping[str, Any], max_position: int) -> tuple[float, RopeScaling]:
-    """Return (theta, scaling) from either the old keys (rope_theta, rope_scaling) or the new one (rope_parameters).
+    """Read the rotary embedding from either the old keys (rope_theta, rope_scaling) or the new one (rope_parameters).
+
+    Args:
+        config: parsed ``config.json``.
+        max_position: ``max_position_embeddings``, the original length where the scaling gives none.
+
+    Returns:
+        Theta and the scaling.
 
     Raises:
-        UnsupportedModelError: a scaling type that is not implemented.
+        UnsupportedModelError: a scaling type that is not implemented, or one without its parameters.
     """
-    raw: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(raw.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    raw = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(raw, Mapping) or any(isinstance(value, Mapping) for value in raw.values()):
+        raise UnsupportedModelError("rope parameters per layer type are not supported", param="rope_parameters")
+    partial = {"partial_rotary_factor": config.get("partial_rotary_factor"), **raw}
+    if _positive(partial, "partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModelError(
+            "partial_rotary_factor other than 1 is not supported", param="partial_rotary_factor"
+        )
+    theta = _positive({"rope_theta": config.get("rope_theta"), **raw}, "rope_theta", 10000.0)
     kind = str(raw.get("rope_type") or raw.get("type") or "default")
     if kind == "default":
         return theta, RopeScaling()
     if kind not in ("linear", "llama3", "yarn"):
-        raise UnsupportedModelError(f"rope scaling {kind!r} is not supported; supported: linear, llama3, yarn", param="rope_scaling")
-    if float(config.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise UnsupportedModelError("partial_rotary_factor other than 1 is not supported", param="partial_rotary_factor")
-    factor = float(raw.get("factor") or 1.0)
-    original = int(raw.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or max_position)
+        raise UnsupportedModelError(
+            f"rope scaling {kind!r} is not supported; supported: linear, llama3, yarn", param="rope_scaling"
+        )
+    original = _count({**config, **raw}, "original_max_position_embeddings", max_position)
     return theta, RopeScaling(
         kind=kind,
-        factor=factor,
+        factor=_positive(raw, "factor"),
         original_max_len=original,
-        low_freq_factor=float(raw.get("low_freq_factor") or 1.0),
-        high_freq_factor=float(raw.get("high_freq_factor") or 4.0),
-        attention_factor=raw.get("attention_factor"),
-        beta_fast=float(raw.get("beta_fast") or 32.0),
-        beta_slow=float(raw.get("beta_slow") or 1.0),
-        mscale=raw.get("mscale"),
-        mscale_all_dim=raw.get("mscale_all_dim"),
+        low_freq_factor=_positive(raw, "low_freq_factor", 1.0),
+        high_freq_factor=_positive(raw, "high_freq_factor", 4.0),
+        attention_factor=_positive_or_none(raw, "attention_factor"),
+        beta_fast=_positive(raw, "beta_fast", 32.0),
+        beta_slow=_positive(raw, "beta_slow", 1.0),
+        mscale=_positive_or_none(raw, "mscale"),
+        mscale_all_dim=_positive_or_none(raw, "mscale_all_dim"),
         truncate=bool(raw.get("truncate", True)),
     )
 
@@ -174,25 +182,94 @@ def yarn_attention_factor(scaling: RopeScaling) -> float:
     return get_mscale(scaling.factor)
 
 
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list | tuple) and names else names
+    if name not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"architecture {name} is not supported; supported: {', '.join(ARCHITECTURES)}", param="architectures"
+        )
+    return str(name)
+
+
+def _heads(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return (query heads, KV heads, elements of a head)."""
+    heads = _count(config, "num_attention_heads")
+    kv_heads = _count(config, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise UnsupportedModelError(
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}",
+            param="num_key_value_heads",
+        )
+    hidden = _count(config, "hidden_size")
+    if config.get("head_dim") is None and hidden % heads:
+        raise UnsupportedModelError(
+            f"hidden_size {hidden} is not a multiple of num_attention_heads {heads} and there is no head_dim",
+            param="head_dim",
+        )
+    head_dim = _count(config, "head_dim", hidden // heads)
+    if head_dim % 2:
+        raise UnsupportedModelError(f"head_dim {head_dim} is odd; rotary embedding needs pairs", param="head_dim")
+    return heads, kv_heads, head_dim
+
+
+def _extended_length(scaling: RopeScaling, max_position: int) -> int:
+    # A yarn config often keeps the trained length in max_position_embeddings; the scaling is what extends it. The
+    # other kinds are written with the extended length already.
+    if scaling.kind != "yarn":
+        return max_position
+    return max(max_position, round(scaling.original_max_len * scaling.factor))
+
+
 def _refuse_sliding_window(config: Mapping[str, Any], architecture: str) -> None:
     types = config.get("layer_types") or []
     if any(kind != "full_attention" for kind in types):
-        raise UnsupportedModelError(f"{architecture} with layer types {sorted(set(types))} is not supported; only full attention is")
-    window = config.get("sliding_window")
-    if architecture == "MistralForCausalLM" and window and window < int(config.get("max_position_embeddings") or 0):
+        raise UnsupportedModelError(
+            f"{architecture} with layer types {sorted({str(kind) for kind in types})} is not supported; "
+            "only full attention is",
+            param="layer_types",
+        )
+    if config.get("sliding_window") is None:
+        return
+    window = _count(config, "sliding_window")
+    # Mistral applies its window whenever there is one; Qwen only with use_sliding_window; Llama has none.
+    if architecture == "MistralForCausalLM" and window < _count(config, "max_position_embeddings", 2048):
         raise UnsupportedModelError(f"sliding window {window} is not supported yet", param="sliding_window")
-    if config.get("use_sliding_window") and window:
+    if config.get("use_sliding_window"):
         raise UnsupportedModelError(f"sliding window {window} is not supported yet", param="use_sliding_window")
 
 
-def _need(config: Mapping[str, Any], key: str) -> Any:
+def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key)
     if value is None:
-        raise UnsupportedModelError(f"config.json has no {key}", param=key)
-    return value
-
-
-def _ids(value: Any) -> tuple[int, ...]:
+        value = default
     if value is None:
-        return ()
-    return tuple(int(item) for item in value) if isinstance(value, list | tuple) else (int(value),)
+        raise UnsupportedModelError(f"config.json has no {key}", param=key)
+    # Integral and Real, since numbers from GGUF metadata may be numpy's.
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
+        raise UnsupportedModelError(f"config.json: {key} must be a positive integer, got {value!r}", param=key)
+    return int(value)
+
+
+def _positive(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise UnsupportedModelError(f"config.json has no {key}", param=key)
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0.0 < float(value) < 1e30:
+        raise UnsupportedModelError(f"config.json: {key} must be a positive number, got {value!r}", param=key)
+    return float(value)
+
+
+def _positive_or_none(config: Mapping[str, Any], key: str) -> float | None:
+    return None if config.get(key) is None else _positive(config, key)
+
+
+def _ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    value = config.get(key)
+    items = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+    for item in items:
+        if not isinstance(item, Integral) or isinstance(item, bool) or int(item) < 0:
+            raise UnsupportedModelError(f"config.json: {key} must be a token id, got {item!r}", param=key)
+    return tuple(int(item) for item in items)

@@ -17,6 +17,7 @@ def option(
     short: str | None = None,
     hidden: bool = False,
     factory: Any = None,
+    secret: bool = False,
 ) -> Any:
     """Declare a configuration field.
 
@@ -30,8 +31,21 @@ def option(
         short: one-letter flag.
         hidden: not offered on the command line.
         factory: default factory for collections, in place of ``default``.
+        secret: kept out of the section's ``repr``, so that no log shows it.
+
+    Returns:
+        A dataclass field.
     """
-    metadata = {"help": help, "choices": choices, "low": low, "high": high, "flag": flag, "short": short, "hidden": hidden}
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "low": low,
+        "high": high,
+        "flag": flag,
+        "short": short,
+        "hidden": hidden,
+        "secret": secret,
+    }
     if factory is not None:
-        return field(default_factory=factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
+        return field(default_factory=factory, metadata=metadata, repr=not secret)
+    return field(default=default, metadata=metadata, repr=not secret)

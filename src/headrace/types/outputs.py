@@ -66,7 +66,8 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """State and running totals of the scheduler; plain numbers, no metrics library.
 
-    ``running`` and ``waiting`` are requests; blocks leave the null block out: free (cached ones included) + used = total.
+    ``running`` and ``waiting`` are requests; blocks leave the null block out: free (cached ones included) + used =
+    total.
     """
 
     step: int = 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from headrace.base.errors import RequestError
@@ -11,6 +9,10 @@ from headrace.base.errors import RequestError
 MAX_LOGPROBS = 100
 MAX_STOP_STRINGS = 64
 MAX_N = 128
+MAX_INT = 2**31 - 1
+"""Largest count or token id; the worker keeps them in 32 bits."""
+MAX_SEED = 2**63 - 1
+_MAX_BIAS = 1e30
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -70,39 +72,12 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     detokenize: bool = True
 
     def __post_init__(self) -> None:
-        _require(1 <= self.n <= MAX_N, "n", f"must be in [1, {MAX_N}]", self.n)
-        _finite("temperature", self.temperature, 0.0, 100.0)
-        _require(self.top_k >= -1, "top_k", "must be -1, 0 (both: off) or positive", self.top_k)
-        _require(0.0 < self.top_p <= 1.0, "top_p", "must be in (0, 1]", self.top_p)
-        _finite("min_p", self.min_p, 0.0, 1.0)
-        _require(
-            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0,
-            "repetition_penalty",
-            "must be above 0",
-            self.repetition_penalty,
-        )
-        _finite("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _finite("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if self.max_tokens is not None:
-            _require(self.max_tokens >= 1, "max_tokens", "must be at least 1", self.max_tokens)
-        _require(self.min_tokens >= 0, "min_tokens", "must not be negative", self.min_tokens)
-        if self.max_tokens is not None:
-            _require(
-                self.min_tokens <= self.max_tokens, "min_tokens", f"must not be above max_tokens={self.max_tokens}", self.min_tokens
-            )
-        for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            if value is not None:
-                _require(0 <= value <= MAX_LOGPROBS, name, f"must be in [0, {MAX_LOGPROBS}]", value)
-        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings", len(self.stop))
-        _require(all(self.stop), "stop", "an empty string stops before the first token", self.stop)
-        _require(all(self.bad_words), "bad_words", "an empty string is in every text", self.bad_words)
-        if self.allowed_token_ids is not None:
-            _require(len(self.allowed_token_ids) > 0, "allowed_token_ids", "must not be empty", [])
-        if self.logit_bias is not None:
-            for token_id, bias in self.logit_bias.items():
-                _require(math.isfinite(bias), "logit_bias", f"bias of token {token_id} must be finite", bias)
-        if self.stop and not self.detokenize:
-            raise RequestError("stop strings need detokenize=True", param="stop")
+        _check_numbers(self)
+        _check_lengths(self)
+        _check_token_lists(self)
+        _check_texts(self)
+        for name in _FLAGS:
+            _require(isinstance(getattr(self, name), bool), name, "must be true or false", getattr(self, name))
 
     @property
     def greedy(self) -> bool:
@@ -110,14 +85,111 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
         return self.temperature == 0.0
 
     def replace(self, **changes: object) -> SamplingParams:
-        """Return a copy with some fields changed, validated again."""
+        """Return a copy with some fields changed, validated again.
+
+        Args:
+            **changes: field name and new value.
+
+        Raises:
+            RequestError: a value out of its range.
+        """
         return msgspec.structs.replace(self, **changes)
+
+
+_FLAGS = (
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "detokenize",
+)
+
+
+def _check_numbers(params: SamplingParams) -> None:
+    _integer("n", params.n, 1, MAX_N)
+    _number("temperature", params.temperature, 0.0, 100.0)
+    _integer("top_k", params.top_k, -1, MAX_INT)
+    _number("top_p", params.top_p, 0.0, 1.0)
+    _require(params.top_p > 0.0, "top_p", "must be in (0, 1]", params.top_p)
+    _number("min_p", params.min_p, 0.0, 1.0)
+    _number("repetition_penalty", params.repetition_penalty, 0.0, 1e6)
+    _require(params.repetition_penalty > 0.0, "repetition_penalty", "must be above 0", params.repetition_penalty)
+    _number("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    _number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    if params.seed is not None:
+        _integer("seed", params.seed, -MAX_SEED - 1, MAX_SEED)
+    if params.logprobs is not None:
+        _integer("logprobs", params.logprobs, 0, MAX_LOGPROBS)
+    if params.prompt_logprobs is not None:
+        _integer("prompt_logprobs", params.prompt_logprobs, 0, MAX_LOGPROBS)
+
+
+def _check_lengths(params: SamplingParams) -> None:
+    _integer("min_tokens", params.min_tokens, 0, MAX_INT)
+    if params.max_tokens is None:
+        return
+    _integer("max_tokens", params.max_tokens, 1, MAX_INT)
+    rule = f"must not be above max_tokens={params.max_tokens}"
+    _require(params.min_tokens <= params.max_tokens, "min_tokens", rule, params.min_tokens)
+
+
+def _check_token_lists(params: SamplingParams) -> None:
+    _list_of("stop_token_ids", params.stop_token_ids, int)
+    for token_id in params.stop_token_ids:
+        _integer("stop_token_ids", token_id, 0, MAX_INT)
+    if params.allowed_token_ids is not None:
+        _list_of("allowed_token_ids", params.allowed_token_ids, int)
+        _require(len(params.allowed_token_ids) > 0, "allowed_token_ids", "must not be empty", [])
+        for token_id in params.allowed_token_ids:
+            _integer("allowed_token_ids", token_id, 0, MAX_INT)
+    if params.logit_bias is not None:
+        _require(isinstance(params.logit_bias, dict), "logit_bias", "must map token ids to numbers", params.logit_bias)
+        for token_id, bias in params.logit_bias.items():
+            _integer("logit_bias", token_id, 0, MAX_INT)
+            finite = _is_number(bias) and -_MAX_BIAS <= bias <= _MAX_BIAS
+            _require(finite, "logit_bias", f"bias of token {token_id} must be a finite number", bias)
+
+
+def _check_texts(params: SamplingParams) -> None:
+    _list_of("stop", params.stop, str)
+    _require(len(params.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings", len(params.stop))
+    _require(all(params.stop), "stop", "an empty string stops before the first token", params.stop)
+    _list_of("bad_words", params.bad_words, str)
+    _require(all(params.bad_words), "bad_words", "an empty string is in every text", params.bad_words)
+    if params.stop and params.detokenize is False:
+        raise RequestError("stop strings need detokenize=True", param="stop")
 
 
 def _require(condition: bool, name: str, rule: str, value: object) -> None:
     if not condition:
-        raise RequestError(f"{name} {rule}, got {value}", param=name)
+        raise RequestError(f"{name} {rule}, got {_short(value)}", param=name)
 
 
-def _finite(name: str, value: float, low: float, high: float) -> None:
-    _require(math.isfinite(value) and low <= value <= high, name, f"must be in [{low:g}, {high:g}]", value)
+def _short(value: object) -> str:
+    # A user can send megabytes; an error message stays readable. Ids as huge as 10**5000 have no decimal text at all.
+    try:
+        text = repr(value)
+    except ValueError:
+        return f"a {type(value).__name__} too large to print"
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _is_number(value: object) -> bool:
+    # True is an int to Python, never to a user.
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise RequestError(f"{name} must be an integer, got {_short(value)}", param=name)
+    _require(low <= value <= high, name, f"must be in [{low}, {high}]", value)
+
+
+def _number(name: str, value: float, low: float, high: float) -> None:
+    _require(_is_number(value), name, "must be a number", value)
+    _require(low <= value <= high, name, f"must be in [{low:g}, {high:g}]", value)
+
+
+def _list_of(name: str, value: object, kind: type) -> None:
+    fits = isinstance(value, list) and all(isinstance(item, kind) for item in value)
+    _require(fits, name, f"must be a list of {kind.__name__}", value)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.base.errors import ProtocolError
+from headrace.base.errors import HeadraceError, ProtocolError
 from headrace.types.cache_specs import KvLayout
 from headrace.types.events import AbortRequest, AddRequest, ResetPrefixCache
 from headrace.types.outputs import ErrorRecord, RequestDelta, SchedulerStats
@@ -82,6 +82,9 @@ _ENCODER = msgspec.msgpack.Encoder()
 _TO_CORE = msgspec.msgpack.Decoder(ToCore)
 _FROM_CORE = msgspec.msgpack.Decoder(FromCore)
 _PREFIX = bytes([WIRE_VERSION])
+# What a decoder may raise on bytes of a stranger: msgspec's own errors, our typed errors from a struct's
+# __post_init__, RecursionError on deep nesting, and ValueError/OverflowError from values out of range.
+_DECODE_ERRORS = (msgspec.MsgspecError, HeadraceError, RecursionError, ValueError, OverflowError)
 
 
 def encode(message: ToCore | FromCore) -> bytes:
@@ -92,7 +95,9 @@ def encode(message: ToCore | FromCore) -> bytes:
 def _body(data: bytes) -> memoryview:
     if not data or data[0] != WIRE_VERSION:
         got = data[0] if data else "nothing"
-        raise ProtocolError(f"wire version {WIRE_VERSION} expected, got {got}: front end and core come from different versions")
+        raise ProtocolError(
+            f"wire version {WIRE_VERSION} expected, got {got}: front end and core come from different versions"
+        )
     return memoryview(data)[1:]
 
 
@@ -104,7 +109,7 @@ def decode_to_core(data: bytes) -> ToCore:
     """
     try:
         return _TO_CORE.decode(_body(data))
-    except msgspec.MsgspecError as error:
+    except _DECODE_ERRORS as error:
         raise ProtocolError(f"message to the core: {error}") from error
 
 
@@ -116,5 +121,5 @@ def decode_from_core(data: bytes) -> FromCore:
     """
     try:
         return _FROM_CORE.decode(_body(data))
-    except msgspec.MsgspecError as error:
+    except _DECODE_ERRORS as error:
         raise ProtocolError(f"message from the core: {error}") from error
