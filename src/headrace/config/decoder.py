@@ -246,7 +246,7 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
     if value is None:
         raise UnsupportedModelError(f"config.json has no {key}", param=key)
     # Integral and Real, since numbers from GGUF metadata may be numpy's.
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
         raise UnsupportedModelError(f"config.json: {key} must be a positive integer, got {value!r}", param=key)
     return int(value)
 
@@ -257,7 +257,7 @@ def _positive(config: Mapping[str, Any], key: str, default: float | None = None)
         value = default
     if value is None:
         raise UnsupportedModelError(f"config.json has no {key}", param=key)
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0.0 < float(value) < 1e30:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1e30:
         raise UnsupportedModelError(f"config.json: {key} must be a positive number, got {value!r}", param=key)
     return float(value)
 
@@ -270,6 +270,6 @@ def _ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
     value = config.get(key)
     items = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
     for item in items:
-        if not isinstance(item, Integral) or isinstance(item, bool) or int(item) < 0:
+        if isinstance(item, bool) or not isinstance(item, Integral) or int(item) < 0:
             raise UnsupportedModelError(f"config.json: {key} must be a token id, got {item!r}", param=key)
     return tuple(int(item) for item in items)
