@@ -239,14 +239,18 @@ def _refuse_sliding_window(config: Mapping[str, Any], architecture: str) -> None
         raise UnsupportedModelError(f"sliding window {window} is not supported yet", param="use_sliding_window")
 
 
+def _is(value: Any, kind: type[Any]) -> bool:
+    # Asked with Integral and Real, since numbers from GGUF metadata may be numpy's. True is no number.
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key)
     if value is None:
         value = default
     if value is None:
         raise UnsupportedModelError(f"config.json has no {key}", param=key)
-    # Integral and Real, since numbers from GGUF metadata may be numpy's.
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
+    if not _is(value, Integral) or value < 1:
         raise UnsupportedModelError(f"config.json: {key} must be a positive integer, got {value!r}", param=key)
     return int(value)
 
@@ -257,7 +261,7 @@ def _positive(config: Mapping[str, Any], key: str, default: float | None = None)
         value = default
     if value is None:
         raise UnsupportedModelError(f"config.json has no {key}", param=key)
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1e30:
+    if not _is(value, Real) or not 0 < value < 1e30:
         raise UnsupportedModelError(f"config.json: {key} must be a positive number, got {value!r}", param=key)
     return float(value)
 
@@ -270,6 +274,6 @@ def _ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
     value = config.get(key)
     items = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
     for item in items:
-        if isinstance(item, bool) or not isinstance(item, Integral) or int(item) < 0:
+        if not _is(item, Integral) or item < 0:
             raise UnsupportedModelError(f"config.json: {key} must be a token id, got {item!r}", param=key)
     return tuple(int(item) for item in items)
