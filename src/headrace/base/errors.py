@@ -69,6 +69,12 @@ class InsufficientMemoryError(ConfigError):
     code = "insufficient_memory"
 
 
+class AddressInUseError(ConfigError):
+    """The address to listen on is taken or not allowed; the message says by whom, if known, and what to do."""
+
+    code = "address_in_use"
+
+
 class RequestError(HeadraceError):
     """The request is wrong; only the client can mend it."""
 
@@ -100,6 +106,20 @@ class PayloadTooLargeError(RequestError):
 
     http_status = 413
     code = "payload_too_large"
+
+
+class MethodNotAllowedError(RequestError):
+    """The URL exists, but not with this HTTP method."""
+
+    http_status = 405
+    code = "method_not_allowed"
+
+
+class UnsupportedMediaTypeError(RequestError):
+    """The body is not declared as JSON."""
+
+    http_status = 415
+    code = "unsupported_media_type"
 
 
 class TemplateError(RequestError):
@@ -146,6 +166,14 @@ class EngineUnavailableError(HeadraceError):
     http_status = 503
     retryable = True
     code = "engine_unavailable"
+
+
+class RequestTimeoutError(HeadraceError):
+    """The request lived longer than the server allows (``--request-timeout-s``)."""
+
+    http_status = 504
+    code = "request_timeout"
+    kind = "timeout_error"
 
 
 class EngineFaultError(HeadraceError):
