@@ -1,0 +1,38 @@
+"""``headrace serve``: start the HTTP server."""
+
+from __future__ import annotations
+
+from headrace.cli.engine_flags import add_engine_flags, engine_config
+from headrace.cli.parser import CommandParser
+from headrace.config import ServerConfig
+from headrace.config.flags import section_from
+
+
+def build_parser() -> CommandParser:
+    """Return the parser of this command."""
+    parser = CommandParser(
+        "serve",
+        "Start the OpenAI-compatible HTTP server.",
+        usage="[MODEL] [flags]",
+        epilog="--help=TOPIC shows one group (model, cache, scheduler, parallel, server); --help=WORD searches all flags.",
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default="default",
+        help="directory, .gguf file, hub name ORG/NAME, or 'default' (SmolLM2-135M-Instruct) [default]",
+    )
+    add_engine_flags(parser)
+    parser.add_topic("server", ServerConfig)
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    """Run the command until it is told to stop; return its exit code."""
+    flags = build_parser().parse(argv)
+    engine = engine_config(flags, flags.model)
+    server = section_from(flags, ServerConfig)
+    from headrace.serve.server import run_server
+
+    return int(run_server(engine, server) or 0)
