@@ -54,7 +54,6 @@ class EnvVar:
 
 
 TABLE: tuple[EnvVar, ...] = (
-    EnvVar("HEADRACE_API_KEY", str, None, "Key that clients of the HTTP server must send, beside those of --api-key."),
     EnvVar(
         "HEADRACE_API_KEY",
         _text,
