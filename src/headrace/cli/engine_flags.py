@@ -24,7 +24,11 @@ def add_engine_flags(parser: CommandParser) -> None:
 
 
 def engine_config(
-    flags: argparse.Namespace, model: str, *, cache: dict[str, Any] | None = None, scheduler: dict[str, Any] | None = None
+    flags: argparse.Namespace,
+    model: str,
+    *,
+    cache: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
 ) -> EngineConfig:
     """Build and check the engine's configuration.
 
@@ -48,7 +52,7 @@ def engine_config(
 
 
 def option_values(config: EngineConfig) -> dict[str, Any]:
-    """Return the options of a configuration that differ from their defaults, by field name, as `headrace.LLM` takes them."""
+    """Return the options that differ from their defaults, by field name, as `headrace.LLM` takes them."""
     import dataclasses
 
     values: dict[str, Any] = {}

@@ -98,11 +98,12 @@ class CommandParser(argparse.ArgumentParser):
             title, actions = f"flags about {topic!r}", [action for action in self._actions if _is_about(action, topic)]
         if not actions:
             topics = ", ".join(self._topics)
-            raise UsageError(f"no help about {topic!r}{nearest(topic, self._topics)}. Topics: {topics}; or any word in a flag")
+            hint = nearest(topic, self._topics)
+            raise UsageError(f"no help about {topic!r}{hint}. Topics: {topics}; or any word in a flag")
         formatter.start_section(title)
         formatter.add_arguments(actions)
         formatter.end_section()
-        return formatter.format_help()
+        return formatter.format_help().strip("\n") + "\n"
 
 
 def _dashed(word: str) -> str:
@@ -116,7 +117,7 @@ def _metavar(action: argparse.Action) -> str:
     for ending, word in (("_bytes", "BYTES"), ("_s", "SECONDS"), ("_dir", "DIR"), ("_share", "X")):
         if action.dest.endswith(ending):
             return word
-    return {parse_count: "N", float: "X"}.get(action.type, "TEXT")  # type: ignore[call-overload, no-any-return]
+    return {parse_count: "N", float: "X"}.get(action.type, "TEXT")
 
 
 def _is_about(action: argparse.Action, keyword: str) -> bool:

@@ -14,7 +14,7 @@ def build_parser() -> CommandParser:
         "serve",
         "Start the OpenAI-compatible HTTP server.",
         usage="[MODEL] [flags]",
-        epilog="--help=TOPIC shows one group (model, cache, scheduler, parallel, server); --help=WORD searches all flags.",
+        epilog="--help=TOPIC shows one group (model, cache, scheduler, parallel, server); --help=WORD searches.",
     )
     parser.add_argument(
         "model",
