@@ -1,0 +1,205 @@
+"""Maps the metadata of a GGUF file to the keys of a Hugging Face ``config.json``, so that nothing above knows formats.
+
+Sources: the key names of the GGUF specification, and llama.cpp's conversion script for what each of them means. Must
+not import torch, and must not read tensors other than the small table of rope factors.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+from headrace.base.errors import UnsupportedModelError
+from headrace.weights.gguf_file import GgufFile
+
+ARCHITECTURES: dict[str, tuple[str, str]] = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+}
+"""``general.architecture`` -> (architecture, model_type)."""
+
+ROPE_FACTORS = "rope_freqs.weight"
+_FLOAT_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def hf_config(gguf: GgufFile) -> dict[str, Any]:
+    """Return the file's dimensions under the names of ``config.json``.
+
+    Raises:
+        UnsupportedModelError: another architecture, a missing key, or a feature that is not implemented.
+    """
+    arch = gguf.metadata.get("general.architecture")
+    if arch not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{gguf.path}: architecture {arch!r} is not supported; supported in GGUF: {', '.join(ARCHITECTURES)}",
+            param="architectures",
+        )
+    keys = _Keys(gguf, str(arch))
+    architecture, model_type = ARCHITECTURES[str(arch)]
+    if keys.get("expert_count", 0):
+        raise UnsupportedModelError(
+            f"{gguf.path}: mixture-of-experts models are not supported yet", param="architectures"
+        )
+    hidden, heads = int(keys.need("embedding_length")), keys.same("attention.head_count")
+    head_dim = int(keys.get("attention.key_length", hidden // heads))
+    if int(keys.get("attention.value_length", head_dim)) != head_dim:
+        raise UnsupportedModelError(f"{gguf.path}: keys and values of different length are not supported")
+    if int(keys.get("rope.dimension_count", head_dim)) != head_dim:
+        raise UnsupportedModelError(f"{gguf.path}: rotary embedding on a part of the head is not supported")
+    context = int(keys.get("context_length", 2048))
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": _vocab_size(gguf, keys),
+        "hidden_size": hidden,
+        "intermediate_size": keys.same("feed_forward_length"),
+        "num_hidden_layers": int(keys.need("block_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.same("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": float(keys.need("attention.layer_norm_rms_epsilon")),
+        "rope_theta": float(keys.get("rope.freq_base", 10000.0)),
+        "max_position_embeddings": context,
+        "tie_word_embeddings": "output.weight" not in gguf.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in gguf.tensors,
+        "torch_dtype": _float_name(gguf),
+        "bos_token_id": gguf.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _end_ids(gguf),
+    }
+    scaling = _rope_scaling(gguf, keys, config)
+    if scaling is not None:
+        config["rope_scaling"] = scaling
+    return config
+
+
+class _Keys:
+    """Access to the keys of one architecture."""
+
+    def __init__(self, gguf: GgufFile, arch: str) -> None:
+        self._metadata, self._arch, self._path = gguf.metadata, arch, gguf.path
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._metadata.get(f"{self._arch}.{name}", default)
+
+    def need(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            raise UnsupportedModelError(f"{self._path}: the metadata has no {self._arch}.{name}")
+        return value
+
+    def same(self, name: str, default: int | None = None) -> int:
+        """Return a number that some files give for each layer; it must be the same for all."""
+        value = self.need(name) if default is None else self.get(name, default)
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                raise UnsupportedModelError(
+                    f"{self._path}: {self._arch}.{name} differs between layers, which is not supported"
+                )
+            value = value[0]
+        return int(value)
+
+
+def _vocab_size(gguf: GgufFile, keys: _Keys) -> int:
+    # The rows of the embedding decide: the list of tokens may be shorter than the padded matrix.
+    embedding = gguf.tensors.get("token_embd.weight")
+    if embedding is not None:
+        return embedding.shape[0]
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens")
+    return len(tokens) if tokens is not None else int(keys.need("vocab_size"))
+
+
+def _end_ids(gguf: GgufFile) -> list[int] | int | None:
+    names = ("eos_token_id", "eot_token_id", "eom_token_id")
+    found = [gguf.metadata[f"tokenizer.ggml.{name}"] for name in names if f"tokenizer.ggml.{name}" in gguf.metadata]
+    unique = list(dict.fromkeys(int(item) for item in found))
+    return unique[0] if len(unique) == 1 else unique or None
+
+
+def _float_name(gguf: GgufFile) -> str:
+    """Name the float type of the matrices; quantised ones count as float32, which holds their values exactly."""
+    kinds = {tensor.type.name for tensor in gguf.tensors.values() if len(tensor.shape) > 1}
+    return _FLOAT_NAMES.get(kinds.pop(), "float32") if len(kinds) == 1 else "float32"
+
+
+def _rope_scaling(gguf: GgufFile, keys: _Keys, config: dict[str, Any]) -> dict[str, Any] | None:
+    kind, context = str(keys.get("rope.scaling.type", "none")), config["max_position_embeddings"]
+    factor = float(keys.get("rope.scaling.factor", 0.0) or keys.get("rope.scale_linear", 0.0) or 1.0)
+    original = int(keys.get("rope.scaling.original_context_length", 0))
+    if ROPE_FACTORS in gguf.tensors:
+        if kind not in ("none", "llama3"):
+            raise UnsupportedModelError(
+                f"{gguf.path}: {ROPE_FACTORS} together with rope scaling {kind!r} is not supported"
+            )
+        return _llama3_scaling(gguf, config, original)
+    if any(name.startswith("rope_factors_") for name in gguf.tensors):
+        raise UnsupportedModelError(
+            f"{gguf.path}: long-context rope factor tables are not supported", param="rope_scaling"
+        )
+    if kind in ("none", "linear"):
+        return {"rope_type": "linear", "factor": factor} if factor != 1.0 else None
+    if kind != "yarn":
+        raise UnsupportedModelError(f"{gguf.path}: rope scaling {kind!r} is not supported; supported: linear, yarn")
+    scaling = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": original or round(context / factor),
+    }
+    if keys.get("rope.scaling.attn_factor") is not None:
+        # llama.cpp multiplies its own yarn factor by this one; config.json has the product.
+        scaling["attention_factor"] = float(keys.get("rope.scaling.attn_factor")) * (0.1 * math.log(factor) + 1.0)
+    for name in ("beta_fast", "beta_slow"):
+        value = keys.get(f"rope.scaling.yarn_{name}")
+        if value is not None:
+            scaling[name] = float(value)
+    return scaling
+
+
+def _llama3_scaling(gguf: GgufFile, config: dict[str, Any], original: int) -> dict[str, Any] | None:
+    """Recognise the Llama 3 rule in a table of factors.
+
+    llama.cpp's conversion replaces the rule's parameters by the factor it gives for each frequency. All released models
+    use 1, 4 and 8192 for the low and high factor and the original length, so the largest factor tells the rest.
+
+    Raises:
+        UnsupportedModelError: the table follows another rule.
+    """
+    tensor = gguf.tensors[ROPE_FACTORS]
+    half, theta = config["head_dim"] // 2, config["rope_theta"]
+    if tensor.type.name != "F32" or tensor.shape != (half,):
+        raise UnsupportedModelError(
+            f"{gguf.path}: {ROPE_FACTORS} is {tensor.type.name} {list(tensor.shape)}, expected F32 [{half}]"
+        )
+    factors = struct.unpack(f"<{half}f", gguf.raw(ROPE_FACTORS).tobytes())
+    factor = float(max(factors))
+    if all(value == 1.0 for value in factors):
+        return None
+    original = original or 8192
+    for position, value in enumerate(factors):
+        expected = _llama3_factor(2.0 * math.pi * theta ** (2.0 * position / config["head_dim"]), factor, original)
+        if not math.isclose(value, expected, rel_tol=1e-4):
+            raise UnsupportedModelError(
+                f"{gguf.path}: {ROPE_FACTORS} does not follow the Llama 3 rule (factor {position} is {value:g}, expected "
+                f"{expected:g}); other tables are not supported",
+                param="rope_scaling",
+            )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _llama3_factor(wave_length: float, factor: float, original: int) -> float:
+    """Return what a frequency is divided by; low and high factor are 1 and 4 (Llama 3.1's rope rule)."""
+    if wave_length < original / 4.0:
+        return 1.0
+    if wave_length > original:
+        return factor
+    smooth = (original / wave_length - 1.0) / 3.0
+    return 1.0 / ((1.0 - smooth) / factor + smooth)
