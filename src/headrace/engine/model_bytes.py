@@ -1,0 +1,153 @@
+"""Bytes of a dense decoder's parameters, activations, logits and KV cache on one rank, from its dimensions alone.
+
+Arithmetic only, from the shapes that ``models`` builds: must not import torch or read weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import msgspec
+
+from headrace.base.errors import UnsupportedModelError
+from headrace.config import ModelConfig
+from headrace.config.decoder import DecoderConfig
+from headrace.platforms.devices import DeviceRecord
+from headrace.types.cache_specs import FullAttentionSpec, LayerCache
+
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class WeightBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of the parameters on one rank."""
+
+    embedding: int
+    layers: int
+    head: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parameters on one rank."""
+        return self.embedding + self.layers + self.head
+
+
+@dataclasses.dataclass(frozen=True)
+class Formats:
+    """Element types that the engine would choose; the rules are those of ``--dtype`` and ``--quantization``."""
+
+    dtype: str
+    int8: bool
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element of activations and KV cache."""
+        return _ELEMENT_BYTES[self.dtype]
+
+    @property
+    def weight_format(self) -> str:
+        """Name of what the linears are stored in."""
+        return "int8" if self.int8 else self.dtype
+
+
+def choose_formats(decoder: DecoderConfig, device: DeviceRecord, model: ModelConfig, *, quantized: bool) -> Formats:
+    """Return the element types on a device.
+
+    Args:
+        decoder: has the checkpoint's type.
+        device: where it runs.
+        model: ``dtype`` and ``quantization``.
+        quantized: True if the checkpoint is a quantised GGUF.
+    """
+    cpu = device.kind == "cpu"
+    wants_int8 = model.quantization == "auto" and quantized and model.dtype == "auto"
+    if cpu and (model.quantization == "int8" or wants_int8):
+        return Formats("float32", True)
+    if model.dtype != "auto":
+        return Formats(model.dtype, False)
+    if not cpu or decoder.checkpoint_dtype in ("bfloat16", "float16"):
+        return Formats("bfloat16", False)
+    return Formats("float32", False)
+
+
+def parameter_count(decoder: DecoderConfig) -> int:
+    """Return the parameters of the whole model; tied embeddings count once."""
+    one = Formats("float32", False)
+    return weight_bytes(decoder, one, 1).total // 4
+
+
+def weight_bytes(decoder: DecoderConfig, formats: Formats, ranks: int) -> WeightBytes:
+    """Return the bytes of the parameters on one rank.
+
+    Query heads, KV heads, the MLP and the vocabulary are divided by the ranks (KV heads are repeated where there are
+    fewer of them than ranks); norms and the biases of row-parallel linears are on every rank. int8 linears have one
+    byte an element and a float32 scale for each output row.
+
+    Args:
+        decoder: dimensions.
+        formats: element types.
+        ranks: tensor-parallel size.
+    """
+    hidden, dim = decoder.hidden_size, decoder.head_dim
+    heads, kv_heads = decoder.num_heads // ranks, kv_heads_per_rank(decoder, ranks)
+    inner, vocab = decoder.intermediate_size // ranks, math.ceil(decoder.vocab_size / ranks)
+
+    def linear(rows: int, columns: int, bias: bool) -> int:
+        matrix = rows * columns + 4 * rows if formats.int8 else rows * columns * formats.element_bytes
+        return matrix + (rows * formats.element_bytes if bias else 0)
+
+    norms = 2 * hidden + (2 * dim if decoder.qk_norm else 0)
+    layer = (
+        linear((heads + 2 * kv_heads) * dim, hidden, decoder.attention_bias)
+        + linear(hidden, heads * dim, decoder.output_bias)
+        + linear(2 * inner, hidden, decoder.mlp_bias)
+        + linear(hidden, inner, decoder.mlp_bias)
+        + norms * formats.element_bytes
+    )
+    embedding = vocab * hidden * formats.element_bytes
+    tied_copy = formats.int8 and decoder.tie_embeddings  # the head is an int8 linear, the table stays as it is
+    head = linear(vocab, hidden, False) if tied_copy or not decoder.tie_embeddings else 0
+    return WeightBytes(
+        embedding=embedding, layers=layer * decoder.num_layers + hidden * formats.element_bytes, head=head
+    )
+
+
+def kv_heads_per_rank(decoder: DecoderConfig, ranks: int) -> int:
+    """Return the KV heads on one rank.
+
+    Raises:
+        UnsupportedModelError: the heads cannot be divided.
+    """
+    if decoder.num_heads % ranks or (decoder.num_kv_heads % ranks and ranks % decoder.num_kv_heads):
+        raise UnsupportedModelError(
+            f"--tensor-parallel-size {ranks}: {decoder.num_heads} query, {decoder.num_kv_heads} KV heads do not divide",
+            param="tensor_parallel_size",
+        )
+    return max(1, decoder.num_kv_heads // ranks)
+
+
+def activation_bytes(decoder: DecoderConfig, formats: Formats, ranks: int, step_tokens: int) -> int:
+    """Return the memory of the largest step (an estimate from above for eager execution).
+
+    What lives at once in the widest place of a layer: residual, normed input and output (3 x hidden), q, k, v and the
+    attention output, or gate, up and their product.
+    """
+    attention = (2 * decoder.num_heads // ranks + 2 * kv_heads_per_rank(decoder, ranks)) * decoder.head_dim
+    mlp = 3 * decoder.intermediate_size // ranks
+    return step_tokens * (3 * decoder.hidden_size + max(attention, mlp)) * formats.element_bytes
+
+
+def logits_bytes(decoder: DecoderConfig, rows: int) -> int:
+    """Return the memory of sampling: logits, probabilities and a sorted copy of the whole vocabulary, float32."""
+    return 3 * rows * decoder.vocab_size * 4
+
+
+def layer_caches(decoder: DecoderConfig, formats: Formats, ranks: int) -> list[LayerCache]:
+    """Return the cache declaration of each layer on one rank."""
+    spec = FullAttentionSpec(
+        kv_heads=kv_heads_per_rank(decoder, ranks),
+        key_dim=decoder.head_dim,
+        value_dim=decoder.head_dim,
+        dtype_bytes=formats.element_bytes,
+    )
+    return [LayerCache(index, spec) for index in range(decoder.num_layers)]
