@@ -1,0 +1,67 @@
+"""Which requests are refused at the door, with the numbers that say why.
+
+Must not change anything: the scheduler turns the error into the request's only delta.
+"""
+
+from __future__ import annotations
+
+from headrace.base.errors import ContextLengthError, NeverFitsError, RequestError
+from headrace.kv.budget import capacity_tokens
+from headrace.kv.prefix_hash import HASH_BYTES, MAX_TOKEN_ID
+from headrace.types.cache_specs import KvLayout
+from headrace.types.requests import EngineRequest
+
+
+def limit_tokens(source: EngineRequest, max_model_len: int) -> int:
+    """Return the length in tokens, prompt included, at which the request ends at the latest."""
+    if source.sampling.max_tokens is None:
+        return max_model_len
+    return min(max_model_len, len(source.prompt_token_ids) + source.sampling.max_tokens)
+
+
+def check_request(source: EngineRequest, *, layout: KvLayout, max_model_len: int, hash_tokens: int) -> None:
+    """Refuse a request that can never run to its end.
+
+    Args:
+        source: the request.
+        layout: blocks of the KV cache.
+        max_model_len: longest prompt + output in tokens.
+        hash_tokens: tokens under one prefix hash.
+
+    Raises:
+        RequestError: an empty prompt, a token id out of range, or prefix hashes that do not belong to the prompt.
+        ContextLengthError: no room for a single output token.
+        NeverFitsError: more KV than the whole cache.
+    """
+    prompt_tokens = len(source.prompt_token_ids)
+    if not prompt_tokens:
+        raise RequestError("the prompt has no tokens; give at least one", param="prompt")
+    if not all(0 <= token <= MAX_TOKEN_ID for token in (*source.prompt_token_ids, *source.produced_token_ids)):
+        raise RequestError(f"a token id is outside 0..{MAX_TOKEN_ID}", param="prompt")
+    if prompt_tokens + 1 > max_model_len:
+        raise ContextLengthError(
+            f"the prompt has {prompt_tokens} tokens and the model's length is {max_model_len} tokens, prompt and "
+            f"output together: shorten the prompt to at most {max_model_len - 1} tokens",
+            param="prompt",
+        )
+    hashes = source.block_hashes
+    if len(hashes) > prompt_tokens // hash_tokens or any(len(item) != HASH_BYTES for item in hashes):
+        raise RequestError(
+            f"{len(hashes)} prefix hashes do not belong to {prompt_tokens} prompt tokens of {hash_tokens} a hash",
+            param="block_hashes",
+        )
+    # The last token is sampled but never computed, so it needs no room.
+    longest_tokens = limit_tokens(source, max_model_len) - 1
+    if longest_tokens > capacity_tokens(layout):
+        raise NeverFitsError(_never_fits(source, layout, longest_tokens), param="max_tokens")
+
+
+def _never_fits(source: EngineRequest, layout: KvLayout, longest_tokens: int) -> str:
+    tightest = min(layout.groups, key=lambda group: (group.num_blocks - 1) * group.block_tokens)
+    needed_blocks = -(-longest_tokens // tightest.block_tokens)
+    return (
+        f"the request may need KV for {longest_tokens} tokens ({len(source.prompt_token_ids)} of them prompt), which "
+        f"is {needed_blocks} blocks of {tightest.block_tokens} tokens; the whole cache has "
+        f"{tightest.num_blocks - 1} blocks: lower max_tokens or shorten the prompt, or start the engine with a larger "
+        f"--kv-cache-memory-bytes"
+    )

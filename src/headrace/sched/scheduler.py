@@ -1,0 +1,411 @@
+"""Continuous batching with a token budget: running requests first, decodes before prefills, then waiting ones.
+
+There are no phases: each step, a request computes some of the tokens that are known and not yet computed. Progress is
+counted when a step is planned, and settled when its result is applied, so that a second step can be planned in
+between. Must not look at a clock, at token texts, or at the device.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+
+from headrace.base.errors import (
+    ConfigError,
+    HeadraceError,
+    InvariantError,
+    NumericalError,
+    OverloadedError,
+    RequestError,
+    invariant,
+)
+from headrace.base.ids import RequestId, Slot, StepId
+from headrace.config.engine import SchedulerConfig
+from headrace.kv.coordinator import Hit, KvCoordinator
+from headrace.kv.events import KvEvent
+from headrace.sched.admission import check_request, limit_tokens
+from headrace.sched.deltas import end_delta, error_record, refusal_delta, row_delta
+from headrace.sched.draft import Flight, StepDraft
+from headrace.sched.queues import POLICIES, WaitingQueue, order_key
+from headrace.sched.request import Request, RequestState
+from headrace.sched.stop import finish_of
+from headrace.sched.totals import Totals
+from headrace.types.cache_specs import KvLayout
+from headrace.types.events import AbortRequest, AddRequest, InboxEvent
+from headrace.types.outputs import FinishReason, RequestDelta, SchedulerStats
+from headrace.types.plans import BlockAppend, PlanRow, SlotStart, StepPlan
+from headrace.types.requests import EngineRequest
+from headrace.types.results import RowResult, StepResult
+
+
+class Scheduler:
+    """Decides what each step computes, and turns results into news for the front end.
+
+    The caller alternates `schedule` and `apply`, or plans one step ahead (``steps_in_flight`` 2), and applies every
+    plan, empty ones included, in order. Plans must be executed in order: a block freed here may be handed out by a
+    later plan while an earlier one still writes to it.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        layout: KvLayout,
+        max_model_len: int,
+        enable_prefix_caching: bool,
+        record_events: bool = False,
+    ) -> None:
+        """Make an idle scheduler.
+
+        Args:
+            config: limits and policy.
+            layout: groups and blocks of the KV cache.
+            max_model_len: longest prompt + output in tokens.
+            enable_prefix_caching: reuse the KV of common beginnings.
+            record_events: keep cache events for `take_events`; without a taker they would pile up.
+
+        Raises:
+            ConfigError: limits that would let a running request starve, or an unknown policy.
+        """
+        if config.max_num_batched_tokens < config.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens {config.max_num_batched_tokens} is below max_num_seqs {config.max_num_seqs}",
+                param="max_num_batched_tokens",
+            )
+        if config.policy not in POLICIES:
+            raise ConfigError(f"policy {config.policy!r} is not one of {', '.join(POLICIES)}", param="policy")
+        self._config = config
+        self._layout = layout
+        self._max_model_len = max_model_len
+        self.kv = KvCoordinator(layout, enable_prefix_caching=enable_prefix_caching, record_events=record_events)
+        self._watermark_blocks = [int(config.watermark * group.pool.total_blocks) for group in self.kv.groups]
+        self._requests: dict[RequestId, Request] = {}
+        self._running: dict[RequestId, Request] = {}
+        self._waiting = WaitingQueue()
+        self._free_slots: list[Slot] = [Slot(slot) for slot in range(config.max_num_seqs)]
+        self._releases: list[Slot] = []
+        self._refusals: list[RequestDelta] = []
+        self._flights: deque[Flight] = deque()
+        self._steps = 0
+        self._entered = 0
+        self._totals = Totals()
+
+    @property
+    def has_work(self) -> bool:
+        """True if another step has something to do: requests, slots to release, or refusals to report."""
+        return bool(self._requests or self._releases or self._refusals)
+
+    @property
+    def hash_block_tokens(self) -> int:
+        """Tokens under one prefix hash, for those who compute ``EngineRequest.block_hashes``."""
+        return self.kv.hash_tokens
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests that own a slot and blocks; to look at, not to change."""
+        return list(self._running.values())
+
+    @property
+    def waiting(self) -> list[Request]:
+        """Requests without a slot, in the order in which they may start; to look at, not to change."""
+        return self._waiting.requests()
+
+    def stats(self) -> SchedulerStats:
+        """Return state and running totals. Blocks are summed over the groups."""
+        pools = [group.pool for group in self.kv.groups]
+        totals = self._totals
+        return SchedulerStats(
+            step=self._steps,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            blocks_total=sum(pool.total_blocks for pool in pools),
+            blocks_free=sum(pool.free_blocks for pool in pools),
+            blocks_cached=sum(pool.cached_blocks for pool in pools),
+            prefix_query_tokens=totals.prefix_query_tokens,
+            prefix_hit_tokens=totals.prefix_hit_tokens,
+            preemptions=totals.preemptions,
+            prompt_tokens=totals.prompt_tokens,
+            generation_tokens=totals.generation_tokens,
+            step_tokens=totals.step_tokens,
+            step_s=totals.step_s,
+        )
+
+    def take_events(self) -> list[KvEvent]:
+        """Return the cache events since the last call (none unless ``record_events``)."""
+        return self.kv.take_events()
+
+    def schedule(self, inbox: Sequence[InboxEvent], now_s: float) -> StepPlan:
+        """Plan one step.
+
+        Args:
+            inbox: events since the last call, in order.
+            now_s: monotonic seconds.
+
+        Returns:
+            The plan; without rows if there is nothing to compute.
+
+        Mutates: requests, blocks, slots: progress is counted as if the plan had run.
+        Requires: fewer than ``steps_in_flight`` plans await `apply`.
+        """
+        invariant(len(self._flights) < self._config.steps_in_flight, "too many plans await their result")
+        self._take_inbox(inbox)
+        draft = StepDraft(StepId(self._steps), self._config.max_num_batched_tokens, self._releases)
+        for slot in self._releases:
+            heapq.heappush(self._free_slots, slot)
+        self._releases = []
+        self._steps += 1
+        prefills = self._plan_decodes(draft)
+        self._plan_prefills(draft, prefills)
+        if not draft.preempted:
+            self._admit(draft, now_s)
+        plan = draft.plan()
+        self._flights.append(Flight(plan, draft.requests, now_s))
+        return plan
+
+    def apply(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestDelta]:
+        """Settle a plan with its result.
+
+        Args:
+            plan: the oldest one not applied.
+            result: the worker's answer, aligned with the rows of the plan.
+            now_s: monotonic seconds.
+
+        Returns:
+            News about requests, refusals first. Rows of requests that have ended meanwhile are dropped.
+
+        Mutates: requests, blocks, slots, the prefix cache.
+        """
+        invariant(
+            bool(self._flights) and self._flights[0].plan.step == plan.step == result.step,
+            f"result {result.step} for plan {plan.step}, which is not the oldest in flight",
+        )
+        flight = self._flights.popleft()
+        rows = flight.plan.rows
+        invariant(len(result.rows) == len(rows), f"step {plan.step}: {len(result.rows)} results for {len(rows)} rows")
+        deltas, self._refusals = self._refusals, []
+        lost = flight.preempted_ids
+        for request, row, answer in zip(flight.requests, rows, result.rows, strict=True):
+            if request.state is RequestState.FINISHED:
+                continue
+            if answer.error is not None:
+                deltas.append(self._fail(request, answer.error))
+                continue
+            # A request preempted since then owns no KV any more; its sample is as good as ever.
+            if not lost or request.request_id not in lost:
+                request.computed_tokens = computed_tokens = row.start + row.tokens
+                if computed_tokens >= request.kv.advance_at_tokens:
+                    self.kv.advance(request.kv, request.token_ids, computed_tokens)
+            if row.sample:
+                deltas.append(self._take_sample(request, row, answer))
+            elif answer.prompt_logprobs:
+                deltas.append(row_delta(request, row, answer, None))
+        self._totals.step_tokens = flight.plan.total_tokens
+        self._totals.step_s = now_s - flight.started_s
+        return deltas
+
+    def _take_inbox(self, inbox: Sequence[InboxEvent]) -> None:
+        for event in inbox:
+            if isinstance(event, AddRequest):
+                self._add(event.request)
+            elif isinstance(event, AbortRequest):
+                request = self._requests.get(event.request_id)
+                if request is not None:
+                    self._finish(request)
+            else:
+                self.kv.forget_idle()
+
+    def _add(self, source: EngineRequest) -> None:
+        try:
+            if source.request_id in self._requests:
+                raise RequestError(f"request id {source.request_id!r} is in use", param="request_id")
+            # Free slots count as room in the queue, so that max_queue 1 does not refuse what could run at once.
+            most_requests = self._config.max_queue + self._config.max_num_seqs
+            if len(self._requests) >= most_requests:
+                raise OverloadedError(
+                    f"{len(self._running)} requests run and {len(self._waiting)} wait, which is the limit "
+                    f"(--max-num-seqs {self._config.max_num_seqs}, --max-queue {self._config.max_queue}): retry later"
+                )
+            check_request(
+                source, layout=self._layout, max_model_len=self._max_model_len, hash_tokens=self.kv.hash_tokens
+            )
+        except HeadraceError as error:
+            self._refusals.append(refusal_delta(source, error))
+            return
+        request = Request(
+            source,
+            order_key=order_key(source, self._config.policy, self._entered),
+            limit_tokens=limit_tokens(source, self._max_model_len),
+            kv=self.kv.new_sequence(salt=source.cache_salt, hashes=source.block_hashes),
+        )
+        self._entered += 1
+        self._requests[request.request_id] = request
+        self._waiting.push(request)
+        # A resubmitted request may have produced its last token before the core died.
+        finish = finish_of(request) if source.produced_token_ids else None
+        if finish is not None:
+            self._refusals.append(end_delta(request, *finish, error=None))
+            self._finish(request)
+
+    def _plan_decodes(self, draft: StepDraft) -> list[Request]:
+        """Plan every running request that lacks one token; return those that lack more.
+
+        This is the hot loop: about a microsecond a request, and nothing that grows with the context.
+        """
+        prefills: list[Request] = []
+        rows, requests = draft.rows, draft.requests
+        for request in list(self._running.values()):
+            known_tokens, start = request.known_tokens, request.planned_tokens
+            if known_tokens - start != 1:
+                prefills.append(request)
+                continue
+            # At its limit, it only waits for the result of its last sample. A victim of this step is not running.
+            if known_tokens >= request.limit_tokens or request.state is not RequestState.RUNNING:
+                continue
+            if known_tokens > request.kv.covered_tokens and not self._grow(request, known_tokens, draft):
+                continue
+            rows.append(PlanRow(request.slot, request.request_id, start, 1, True))  # type: ignore[arg-type]
+            requests.append(request)
+            draft.budget_tokens -= 1
+            request.planned_tokens = known_tokens
+            request.known_tokens = known_tokens + 1
+        return prefills
+
+    def _plan_prefills(self, draft: StepDraft, prefills: Sequence[Request]) -> None:
+        for request in prefills:
+            tokens = self._chunk(request.known_tokens - request.planned_tokens, draft)
+            # The state: an earlier request of this step may have taken this one's blocks.
+            if not tokens or request.state is not RequestState.RUNNING:
+                continue
+            if self._grow(request, request.planned_tokens + tokens, draft):
+                draft.add_row(request, tokens)
+
+    def _chunk(self, todo_tokens: int, draft: StepDraft) -> int:
+        most_tokens = self._config.long_prefill_token_threshold or todo_tokens
+        return min(todo_tokens, most_tokens, draft.budget_tokens)
+
+    def _grow(self, request: Request, tokens: int, draft: StepDraft) -> bool:
+        """Make room for ``tokens`` tokens, preempting the last in order until it fits or the request is the victim."""
+        slot = request.slot
+        while slot is not None:
+            blocks = self.kv.grow(request.kv, tokens)
+            if blocks is not None:
+                if any(blocks):
+                    draft.appends.append(BlockAppend(slot, blocks))
+                return True
+            invariant(
+                len(self._running) > 1, f"{request.request_id} was admitted but does not fit alone: {tokens} tokens"
+            )
+            victim = max(self._running.values(), key=lambda candidate: candidate.order_key)
+            self._preempt(victim, draft)
+            if victim is request:
+                break
+        return False
+
+    def _preempt(self, victim: Request, draft: StepDraft) -> None:
+        """Take blocks and slot from a running request; it will compute again what the prefix cache has lost by then."""
+        draft.remove(victim)
+        draft.preempted = True
+        for flight in self._flights:
+            flight.preempted_ids.add(victim.request_id)
+        draft.releases.append(self._stop_running(victim))
+        heapq.heappush(self._free_slots, draft.releases[-1])
+        victim.move_to(RequestState.PREEMPTED)
+        victim.planned_tokens = victim.computed_tokens = 0
+        victim.preemptions += 1
+        self._totals.preemptions += 1
+        self._waiting.push(victim)
+
+    def _stop_running(self, request: Request) -> Slot:
+        """Take blocks and slot away; the caller has the slot released in a plan."""
+        slot = request.slot
+        if slot is None:
+            raise InvariantError(f"request {request.request_id} runs without a slot")
+        self.kv.release(request.kv)
+        del self._running[request.request_id]
+        request.slot = None
+        return slot
+
+    def _admit(self, draft: StepDraft, now_s: float) -> None:
+        """Start waiting requests in order until one does not fit."""
+        kept_blocks: list[int] | None = None
+        while len(self._waiting) and self._free_slots and draft.budget_tokens:
+            kept_blocks = kept_blocks or self._promised_blocks()
+            request = self._waiting.first()
+            if request.wants_prompt_logprobs:
+                hit = self.kv.no_hit()
+            else:
+                hit = self.kv.find_hit(request.kv, request.token_ids)
+            if not self.kv.fits(hit, request.known_tokens, kept_blocks):
+                break
+            tokens = self._chunk(request.known_tokens - hit.tokens, draft)
+            alone = not self._running
+            self._start(request, hit, tokens, draft, now_s)
+            promised = self.kv.missing_blocks(request.kv, request.known_tokens)
+            before = self._watermark_blocks if alone else kept_blocks
+            kept_blocks = [kept + more for kept, more in zip(before, promised, strict=True)]
+
+    def _promised_blocks(self) -> list[int]:
+        """Return per group the free blocks that a new request must leave: the watermark, and prompts half computed."""
+        if not self._running:
+            return [0] * len(self._watermark_blocks)
+        kept = list(self._watermark_blocks)
+        for request in self._running.values():
+            if request.known_tokens > request.kv.covered_tokens:
+                for index, missing in enumerate(self.kv.missing_blocks(request.kv, request.known_tokens)):
+                    kept[index] += missing
+        return kept
+
+    def _start(self, request: Request, hit: Hit, tokens: int, draft: StepDraft, now_s: float) -> None:
+        self._waiting.remove(request)
+        self.kv.start(request.kv, hit, hit.tokens + tokens)
+        request.move_to(RequestState.RUNNING)
+        invariant(request.known_tokens == len(request.token_ids), f"{request.request_id} resumes with a step in flight")
+        request.slot = slot = heapq.heappop(self._free_slots)
+        self._running[request.request_id] = request
+        request.planned_tokens = request.computed_tokens = hit.tokens
+        request.cached_tokens = min(hit.tokens, request.prompt_tokens)
+        if request.first_scheduled_s is None:
+            request.first_scheduled_s = now_s
+            self._totals.started(request.prompt_tokens, len(request.token_ids), hit.tokens)
+        draft.starts.append(
+            SlotStart(
+                slot=slot,
+                request_id=request.request_id,
+                token_ids=list(request.token_ids),
+                prompt_tokens=request.prompt_tokens,
+                computed_tokens=hit.tokens,
+                blocks=[list(table) for table in request.kv.tables],
+                sampling=request.source.sampling,
+                eos_token_ids=request.source.eos_token_ids,
+                bad_words_token_ids=request.source.bad_words_token_ids,
+            )
+        )
+        draft.add_row(request, tokens)
+
+    def _take_sample(self, request: Request, row: PlanRow, answer: RowResult) -> RequestDelta:
+        token_ids = answer.token_ids
+        if len(token_ids) != 1:
+            raise InvariantError(f"{request.request_id}: {len(token_ids)} tokens sampled where one was asked for")
+        request.token_ids.append(token_ids[0])
+        self._totals.generation_tokens += 1
+        finish = finish_of(request)
+        if finish is not None:
+            self._finish(request)
+        return row_delta(request, row, answer, finish)
+
+    def _fail(self, request: Request, reason: str) -> RequestDelta:
+        """End a request whose row failed. What it has computed may be broken, so nobody may hit it."""
+        self.kv.forget(request.kv)
+        self._finish(request)
+        error = error_record(NumericalError(f"the model's output for this request is not usable: {reason}"))
+        return end_delta(request, FinishReason.ERROR, None, error)
+
+    def _finish(self, request: Request) -> None:
+        """End a request in any state; rows in flight are dropped when their results come."""
+        if request.state is RequestState.RUNNING:
+            self._releases.append(self._stop_running(request))
+        else:
+            self._waiting.remove(request)
+        request.move_to(RequestState.FINISHED)
+        del self._requests[request.request_id]
