@@ -75,6 +75,7 @@ RULES: tuple[Rule, ...] = (
         "tests/unit/config/test_rules.py",
     ),
 )
+"""Every refused combination of options, in the order in which they are checked."""
 
 
 def check_rules(config: EngineConfig) -> None:

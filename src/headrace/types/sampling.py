@@ -18,7 +18,7 @@ _MAX_BIAS = 1e30
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """How to choose the tokens of one request.
 
-    Args:
+    Attributes:
         n: completions for one prompt.
         temperature: 0 is greedy.
         top_k: keep the k likeliest tokens; 0 or -1 keeps all.
