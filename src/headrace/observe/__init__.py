@@ -1,0 +1,1 @@
+"""What operators see: metrics and the start-up table. Must not decide anything and must not import torch."""
