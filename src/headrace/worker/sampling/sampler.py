@@ -32,8 +32,6 @@ from headrace.worker.sampling.rowwise import row_argmax, row_finite, to_device
 
 NON_FINITE = "the model produced NaN or infinite logits for this request"
 NOTHING_LEFT = "no token can be sampled: bias, penalties, allowed and forbidden tokens leave none with a finite logit"
-    "no token can be sampled: bias, penalties, allowed and forbidden tokens together leave none with a finite logit"
-)
 
 
 class History(Protocol):

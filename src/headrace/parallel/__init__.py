@@ -1,0 +1,1 @@
+"""Ranks: groups, collectives, rendezvous, executors. Must not know models or requests."""

@@ -1,0 +1,173 @@
+"""The process of one rank: joins the group, makes its worker, obeys its pipe. Ends when its parent ends.
+
+Messages are tagged msgpack. Must not decide anything: order and recovery belong to the executor.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace.base.errors import HeadraceError
+from headrace.base.log import setup_logging
+from headrace.types.cache_specs import KvLayout
+from headrace.types.plans import StepPlan
+from headrace.types.results import StepResult
+from headrace.types.worker_facts import WorkerFacts
+
+if TYPE_CHECKING:
+    from headrace.parallel.executor import MakeWorker, WorkerLike
+
+ORPHAN_EXIT_CODE = 17
+FAILED_EXIT_CODE = 1
+
+
+class Allocate(msgspec.Struct, frozen=True, array_like=True, tag="allocate"):
+    """Make the KV memory; answered by `Allocated`."""
+
+    layout: KvLayout
+
+
+class Execute(msgspec.Struct, frozen=True, array_like=True, tag="execute"):
+    """Run a step; rank 0 answers with `Executed`."""
+
+    plan: StepPlan
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+    """Leave the group and exit with status 0."""
+
+
+class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
+    """The first message of a rank."""
+
+    facts: WorkerFacts
+
+
+class Allocated(msgspec.Struct, frozen=True, array_like=True, tag="allocated"):
+    """The KV memory is there."""
+
+
+class Executed(msgspec.Struct, frozen=True, array_like=True, tag="executed"):
+    """The result of a step."""
+
+    result: StepResult
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The last message of a rank that cannot go on.
+
+    Attributes:
+        code: ``code`` of the typed error, or "" for any other exception.
+        message: its text.
+        param: option at fault, if any.
+        trace: the traceback.
+    """
+
+    code: str
+    message: str
+    param: str | None
+    trace: str
+
+
+ToRank = Allocate | Execute | Stop
+FromRank = Loaded | Allocated | Executed | Failed
+
+ENCODER = msgspec.msgpack.Encoder()
+_TO_RANK = msgspec.msgpack.Decoder(ToRank)
+FROM_RANK = msgspec.msgpack.Decoder(FromRank)
+
+
+def rank_main(
+    make_worker: MakeWorker,
+    rank: int,
+    size: int,
+    init_method: str,
+    collective_timeout_s: float,
+    pipe: Connection,
+    lifeline: Connection,
+) -> None:
+    """Entry of a rank's process.
+
+    Args:
+        make_worker: makes the worker of this rank.
+        rank: of this process.
+        size: number of ranks.
+        init_method: where the ranks meet.
+        collective_timeout_s: bound of every collective.
+        pipe: commands in, answers out.
+        lifeline: nothing is ever sent on it; it ends when the parent ends.
+    """
+    # Ctrl-C reaches the whole process group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent(lifeline)
+    setup_logging(f"rank {rank}")
+    try:
+        _serve(make_worker, rank, size, init_method, collective_timeout_s, pipe)
+    except EOFError:
+        os._exit(ORPHAN_EXIT_CODE)
+    except Exception as error:
+        _report(pipe, error)
+        # A collective of another thread, or the group's own clean-up, may wait for a lost rank: leave at once.
+        os._exit(FAILED_EXIT_CODE)
+
+
+def _serve(
+    make_worker: MakeWorker, rank: int, size: int, init_method: str, collective_timeout_s: float, pipe: Connection
+) -> None:
+    from headrace.parallel.groups import TensorParallel
+    from headrace.parallel.rendezvous import process_group
+
+    with process_group(init_method, rank, size, collective_timeout_s):
+        worker = make_worker(TensorParallel(rank, size))
+        pipe.send_bytes(ENCODER.encode(Loaded(worker.load())))
+        while True:
+            command = _TO_RANK.decode(pipe.recv_bytes())
+            if isinstance(command, Stop):
+                return
+            _obey(command, worker, rank, pipe)
+
+
+def _obey(command: Allocate | Execute, worker: WorkerLike, rank: int, pipe: Connection) -> None:
+    if isinstance(command, Allocate):
+        worker.allocate(command.layout)
+        pipe.send_bytes(ENCODER.encode(Allocated()))
+        return
+    result = worker.execute(command.plan)
+    if rank == 0:
+        pipe.send_bytes(ENCODER.encode(Executed(result)))
+
+
+def _report(pipe: Connection, error: Exception) -> None:
+    typed = isinstance(error, HeadraceError)
+    failed = Failed(
+        code=error.code if isinstance(error, HeadraceError) else "",
+        message=str(error) if typed else f"{type(error).__name__}: {error}",
+        param=error.param if isinstance(error, HeadraceError) else None,
+        trace="".join(traceback.format_exception(error)),
+    )
+    try:
+        pipe.send_bytes(ENCODER.encode(failed))
+        pipe.close()
+    except OSError:
+        # The parent is gone; nobody is left to read the report.
+        os._exit(ORPHAN_EXIT_CODE)
+
+
+def _die_with_parent(lifeline: Connection) -> None:
+    """Exit as soon as the parent's end of the lifeline closes, however the parent ended."""
+
+    def watch(leave: Callable[[int], None] = os._exit) -> None:
+        try:
+            lifeline.recv_bytes()
+        except (EOFError, OSError):
+            leave(ORPHAN_EXIT_CODE)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()

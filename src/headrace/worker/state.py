@@ -1,0 +1,120 @@
+"""What the worker keeps of each slot between steps: tokens, lengths, block tables. Row = slot.
+
+A step sends only what changed; sampled tokens are appended here and never come back from the scheduler. Must not import
+torch and must not know sampling.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.base.errors import InvariantError, invariant
+from headrace.base.ids import RequestId
+from headrace.types.plans import BlockAppend, SlotStart
+
+_FIRST_CAPACITY_TOKENS = 256
+
+
+class BatchState:
+    """Per-slot arrays.
+
+    Attributes:
+        lengths: [slots] known tokens: prompt and output.
+        prompt_lengths: [slots] prompt tokens.
+        last_tokens: [slots] the last known token.
+        block_tables: per slot and group, block ids from position 0.
+        request_ids: who holds the slot, None if it is free.
+        failures: why the slot's request cannot be served, None for a healthy one.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.lengths = np.zeros(slots, np.int64)
+        self.prompt_lengths = np.zeros(slots, np.int64)
+        self.last_tokens = np.zeros(slots, np.int64)
+        self.block_tables: list[list[list[int]]] = [[] for _ in range(slots)]
+        self.request_ids: list[RequestId | None] = [None] * slots
+        self.failures: list[str | None] = [None] * slots
+        self._tokens: list[npt.NDArray[np.int64] | None] = [None] * slots
+
+    def start(self, start: SlotStart) -> None:
+        """Give a free slot to a request.
+
+        Raises:
+            InvariantError: the slot is taken, or there is no token.
+        """
+        slot = start.slot
+        holder = self.request_ids[slot]
+        invariant(holder is None, f"slot {slot} given to {start.request_id} is still held by {holder}")
+        known = len(start.token_ids)
+        invariant(known > 0, f"request {start.request_id} starts without a token")
+        tokens = np.zeros(max(_FIRST_CAPACITY_TOKENS, known + known // 2), np.int64)
+        tokens[:known] = start.token_ids
+        self._tokens[slot] = tokens
+        self.request_ids[slot] = start.request_id
+        self.lengths[slot] = known
+        self.prompt_lengths[slot] = start.prompt_tokens
+        self.last_tokens[slot] = tokens[known - 1]
+        self.block_tables[slot] = [[int(block) for block in table] for table in start.blocks]
+        self.failures[slot] = None
+
+    def release(self, slot: int) -> None:
+        """Free a slot.
+
+        Raises:
+            InvariantError: nobody holds it.
+        """
+        invariant(self.request_ids[slot] is not None, f"slot {slot} is released but nobody holds it")
+        self.request_ids[slot] = None
+        self._tokens[slot] = None
+        self.block_tables[slot] = []
+        self.failures[slot] = None
+        self.lengths[slot] = self.prompt_lengths[slot] = self.last_tokens[slot] = 0
+
+    def append_blocks(self, append: BlockAppend) -> None:
+        """Lengthen a running slot's block tables.
+
+        Raises:
+            InvariantError: nobody holds the slot, or the group counts differ.
+        """
+        slot = append.slot
+        tables = self.block_tables[slot]
+        invariant(self.request_ids[slot] is not None, f"blocks for slot {slot}, which nobody holds")
+        invariant(len(tables) == len(append.blocks), f"slot {slot}: {len(tables)} tables, {len(append.blocks)} appends")
+        for table, blocks in zip(tables, append.blocks, strict=True):
+            table.extend(blocks)
+
+    def append_tokens(self, slots: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
+        """Append one sampled token to each slot."""
+        lengths = self.lengths[slots].tolist()
+        for slot, length, token in zip(slots.tolist(), lengths, token_ids.tolist(), strict=True):
+            tokens = self.tokens(slot)
+            if length == tokens.size:
+                grown = np.zeros(2 * length, np.int64)
+                grown[:length] = tokens
+                self._tokens[slot] = tokens = grown
+            tokens[length] = token
+        self.last_tokens[slots] = token_ids
+        self.lengths[slots] += 1
+
+    def tokens(self, slot: int) -> npt.NDArray[np.int64]:
+        """Return the token buffer of a slot; entries from its length on are undefined.
+
+        Raises:
+            InvariantError: nobody holds the slot.
+        """
+        tokens = self._tokens[slot]
+        if tokens is None:
+            raise InvariantError(f"slot {slot} has no tokens: nobody holds it")
+        return tokens
+
+    def output_ids(self, slot: int) -> npt.NDArray[np.int64]:
+        """Return the output tokens of a slot, a view."""
+        return self.tokens(slot)[self.prompt_lengths[slot] : self.lengths[slot]]
+
+    def fail(self, slot: int, why: str, vocab_tokens: int) -> None:
+        """Mark a request as failed. Its tokens outside the vocabulary become 0, so that a step can still run it."""
+        self.failures[slot] = why
+        tokens = self.tokens(slot)
+        tokens[(tokens < 0) | (tokens >= vocab_tokens)] = 0
+        self.last_tokens[slot] = tokens[self.lengths[slot] - 1]
