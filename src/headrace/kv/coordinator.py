@@ -150,7 +150,8 @@ class KvCoordinator:
             group.allocate(table, group.blocks_needed(len(table), tokens))
             sequence.tables[index] = table
             sequence.published_blocks[index] = hit.tokens // group.block_tokens
-        self._measure(sequence)
+        self._measure_room(sequence)
+        self._set_next_advance(sequence)
 
     def grow(self, sequence: SequenceKv, tokens: int) -> list[list[BlockId]] | None:
         """Make room for ``tokens`` tokens in all.
@@ -160,15 +161,16 @@ class KvCoordinator:
 
         Mutates: ``sequence``, the pools.
         """
-        missing = self.missing_blocks(sequence, tokens)
-        for group, count_blocks in zip(self.groups, missing, strict=True):
+        missing: list[int] = []
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            count_blocks = group.blocks_needed(len(table), tokens)
             if count_blocks > group.pool.free_blocks:
                 return None
-        added = [
-            group.allocate(table, count_blocks)
-            for group, table, count_blocks in zip(self.groups, sequence.tables, missing, strict=True)
-        ]
-        self._measure(sequence)
+            missing.append(count_blocks)
+        added: list[list[BlockId]] = []
+        for group, table, count_blocks in zip(self.groups, sequence.tables, missing, strict=True):
+            added.append(group.allocate(table, count_blocks))
+        self._measure_room(sequence)
         return added
 
     def missing_blocks(self, sequence: SequenceKv, tokens: int) -> list[int]:
@@ -193,7 +195,7 @@ class KvCoordinator:
                 self._publish(index, sequence, token_ids, computed_tokens)
         for index in self._freeing_groups:
             self.groups[index].free_behind(sequence.tables[index], computed_tokens)
-        self._measure(sequence)
+        self._set_next_advance(sequence)
 
     def release(self, sequence: SequenceKv) -> None:
         """Give back all blocks, tail first; what is published can still be hit.
@@ -204,7 +206,7 @@ class KvCoordinator:
             group.pool.free(sequence.tables[index])
             sequence.tables[index] = []
             sequence.published_blocks[index] = 0
-        self._measure(sequence)
+        self._measure_room(sequence)
 
     def forget(self, sequence: SequenceKv) -> None:
         """Make the whole content of a sequence unhittable, because it may be broken (non-finite values, say).
@@ -233,27 +235,29 @@ class KvCoordinator:
     def _publish(self, index: int, sequence: SequenceKv, token_ids: Sequence[int], computed_tokens: int) -> None:
         group, table = self.groups[index], sequence.tables[index]
         first, end = sequence.published_blocks[index], computed_tokens // group.block_tokens
+        parent = group.block_hash(sequence.hashes, first - 1) if first else None
         for block_index in range(first, end):
-            if not group.reachable(block_index, len(token_ids)):
-                continue
-            start_token = block_index * group.block_tokens
-            group.pool.publish(
-                table[block_index],
-                group.block_hash(sequence.hashes, block_index),
-                group.block_hash(sequence.hashes, block_index - 1) if block_index else None,
-                token_ids[start_token : start_token + group.block_tokens],
-            )
+            block_hash = group.block_hash(sequence.hashes, block_index)
+            if group.reachable(block_index, len(token_ids)):
+                start_token = block_index * group.block_tokens
+                content = token_ids[start_token : start_token + group.block_tokens]
+                group.pool.publish(table[block_index], block_hash, parent, content)
+            parent = block_hash
         sequence.published_blocks[index] = max(first, end)
 
     def _align(self, tokens: int) -> int:
         return tokens - tokens % self._alignment_tokens
 
-    def _measure(self, sequence: SequenceKv) -> None:
-        sequence.covered_tokens = min(
-            len(table) * group.block_tokens for group, table in zip(self.groups, sequence.tables, strict=True)
-        )
-        if self._caching or self._freeing_groups:
-            sequence.advance_at_tokens = min(
-                (published + 1) * group.block_tokens
-                for group, published in zip(self.groups, sequence.published_blocks, strict=True)
-            )
+    def _measure_room(self, sequence: SequenceKv) -> None:
+        covered_tokens = _NEVER_TOKENS
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            covered_tokens = min(covered_tokens, len(table) * group.block_tokens)
+        sequence.covered_tokens = covered_tokens
+
+    def _set_next_advance(self, sequence: SequenceKv) -> None:
+        if not self._caching and not self._freeing_groups:
+            return
+        next_tokens = _NEVER_TOKENS
+        for group, published in zip(self.groups, sequence.published_blocks, strict=True):
+            next_tokens = min(next_tokens, (published + 1) * group.block_tokens)
+        sequence.advance_at_tokens = next_tokens

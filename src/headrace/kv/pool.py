@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from headrace.base.errors import invariant
+from headrace.base.errors import InvariantError, invariant
 from headrace.base.ids import NULL_BLOCK, BlockId, GroupId
 from headrace.kv.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 
@@ -96,7 +96,9 @@ class BlockPool:
         Mutates: free list, references, cache.
         Requires: ``count_blocks <= free_blocks``.
         """
-        invariant(count_blocks <= len(self._free), f"{count_blocks} blocks asked for, {len(self._free)} free")
+        # Not `invariant`: on a hot path its message would be formatted each time.
+        if count_blocks > len(self._free):
+            raise InvariantError(f"group {self._group}: {count_blocks} blocks asked for, {len(self._free)} free")
         taken: list[BlockId] = []
         for _ in range(count_blocks):
             block, _ = self._free.popitem(last=False)
@@ -131,7 +133,8 @@ class BlockPool:
         for block in reversed(table):
             if block == NULL_BLOCK:
                 continue
-            invariant(references[block] > 0, f"block {block} of group {self._group} is freed without an owner")
+            if references[block] < 1:
+                raise InvariantError(f"block {block} of group {self._group} is freed without an owner")
             references[block] -= 1
             if references[block]:
                 continue
@@ -151,10 +154,8 @@ class BlockPool:
         Mutates: cache.
         Requires: the block's contents are complete on the device and will not be written again.
         """
-        invariant(
-            self._references[block] > 0 and self._hash_of[block] is None,
-            f"block {block} of group {self._group} cannot be published: it is free or published already",
-        )
+        if not self._references[block] or self._hash_of[block] is not None:
+            raise InvariantError(f"block {block} of group {self._group} is free or published already")
         self._hash_of[block] = block_hash
         self._cached_blocks += 1
         blocks = self._blocks_of.get(block_hash)

@@ -10,6 +10,7 @@ no value of one kind can pass for a value of another.
 from __future__ import annotations
 
 import enum
+import functools
 import struct
 from collections.abc import Sequence
 
@@ -26,6 +27,11 @@ class ExtraKind(enum.IntEnum):
     """What an extra key is. Numbers are part of the hash: never change or reuse one."""
 
     SALT = 1
+
+
+@functools.cache
+def _packer(block_tokens: int) -> struct.Struct:
+    return struct.Struct(f"<{block_tokens}I")
 
 
 def _extra_key(kind: ExtraKind, payload: bytes) -> bytes:
@@ -47,9 +53,12 @@ def extend_block_hashes(
 
     Mutates: ``hashes``.
     """
-    packer = struct.Struct(f"<{block_tokens}I")
+    missing = range(len(hashes), len(token_ids) // block_tokens)
+    if not missing:
+        return
+    packer = _packer(block_tokens)
     parent = hashes[-1] if hashes else _ROOT
-    for index in range(len(hashes), len(token_ids) // block_tokens):
+    for index in missing:
         content = parent + packer.pack(*token_ids[index * block_tokens : (index + 1) * block_tokens])
         if index == 0 and salt is not None:
             content += _extra_key(ExtraKind.SALT, salt.encode())

@@ -54,6 +54,14 @@ def row_delta(
 
     Mutates: ``request`` (what has been sent).
     """
+    if finish is None and request.delta_sent and answer.logprobs is None and answer.prompt_logprobs is None:
+        # Nearly all deltas; the rest of this function costs more than the struct.
+        return RequestDelta(
+            request_id=request.request_id,
+            new_token_ids=answer.token_ids,
+            cached_tokens=request.cached_tokens,
+            preemptions=request.preemptions,
+        )
     reason, stop_token_id = finish or (None, None)
     return RequestDelta(
         request_id=request.request_id,
@@ -63,7 +71,7 @@ def row_delta(
         logprobs=answer.logprobs,
         prompt_logprobs=_prompt_logprobs(request, row, answer) if answer.prompt_logprobs else None,
         cached_tokens=request.cached_tokens,
-        first_scheduled_s=None if request.delta_sent else _first_scheduled_s(request),
+        first_scheduled_s=_first_scheduled_s(request),
         preemptions=request.preemptions,
     )
 

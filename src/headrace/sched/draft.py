@@ -20,12 +20,14 @@ class Flight:
     Attributes:
         plan: what the worker got.
         requests: owner of each row of the plan.
+        tokens: to be computed in this step.
         started_s: when it was planned.
         preempted_ids: requests that lost their blocks since: their rows no longer tell of any KV they own.
     """
 
     plan: StepPlan
     requests: list[Request]
+    tokens: int
     started_s: float
     preempted_ids: set[RequestId] = field(default_factory=set)
 

@@ -160,7 +160,8 @@ class Scheduler:
         if not draft.preempted:
             self._admit(draft, now_s)
         plan = draft.plan()
-        self._flights.append(Flight(plan, draft.requests, now_s))
+        tokens = self._config.max_num_batched_tokens - draft.budget_tokens
+        self._flights.append(Flight(plan, draft.requests, tokens, now_s))
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestDelta]:
@@ -184,9 +185,9 @@ class Scheduler:
         rows = flight.plan.rows
         invariant(len(result.rows) == len(rows), f"step {plan.step}: {len(result.rows)} results for {len(rows)} rows")
         deltas, self._refusals = self._refusals, []
-        lost = flight.preempted_ids
+        lost, finished, sampled_tokens = flight.preempted_ids, RequestState.FINISHED, 0
         for request, row, answer in zip(flight.requests, rows, result.rows, strict=True):
-            if request.state is RequestState.FINISHED:
+            if request.state is finished:
                 continue
             if answer.error is not None:
                 deltas.append(self._fail(request, answer.error))
@@ -197,10 +198,12 @@ class Scheduler:
                 if computed_tokens >= request.kv.advance_at_tokens:
                     self.kv.advance(request.kv, request.token_ids, computed_tokens)
             if row.sample:
+                sampled_tokens += 1
                 deltas.append(self._take_sample(request, row, answer))
             elif answer.prompt_logprobs:
                 deltas.append(row_delta(request, row, answer, None))
-        self._totals.step_tokens = flight.plan.total_tokens
+        self._totals.generation_tokens += sampled_tokens
+        self._totals.step_tokens = flight.tokens
         self._totals.step_s = now_s - flight.started_s
         return deltas
 
@@ -253,14 +256,14 @@ class Scheduler:
         This is the hot loop: about a microsecond a request, and nothing that grows with the context.
         """
         prefills: list[Request] = []
-        rows, requests = draft.rows, draft.requests
+        rows, requests, running = draft.rows, draft.requests, RequestState.RUNNING
         for request in list(self._running.values()):
             known_tokens, start = request.known_tokens, request.planned_tokens
             if known_tokens - start != 1:
                 prefills.append(request)
                 continue
             # At its limit, it only waits for the result of its last sample. A victim of this step is not running.
-            if known_tokens >= request.limit_tokens or request.state is not RequestState.RUNNING:
+            if known_tokens >= request.limit_tokens or request.state is not running:
                 continue
             if known_tokens > request.kv.covered_tokens and not self._grow(request, known_tokens, draft):
                 continue
@@ -387,11 +390,14 @@ class Scheduler:
         token_ids = answer.token_ids
         if len(token_ids) != 1:
             raise InvariantError(f"{request.request_id}: {len(token_ids)} tokens sampled where one was asked for")
-        request.token_ids.append(token_ids[0])
-        self._totals.generation_tokens += 1
-        finish = finish_of(request)
-        if finish is not None:
-            self._finish(request)
+        token = token_ids[0]
+        known_ids = request.token_ids
+        known_ids.append(token)
+        finish = None
+        if token in request.stop_token_ids or len(known_ids) >= request.limit_tokens:
+            finish = finish_of(request)
+            if finish is not None:
+                self._finish(request)
         return row_delta(request, row, answer, finish)
 
     def _fail(self, request: Request, reason: str) -> RequestDelta:
