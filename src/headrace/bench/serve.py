@@ -6,6 +6,7 @@ Uses nothing of the engine: the server may be of another make and on another mac
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.base import env
 from headrace.base.errors import ConfigError, HeadraceError
 from headrace.bench.http_client import Client, Endpoint, ServerAnswerError, error_text, parse_endpoint
 from headrace.bench.load import Answer, LoadRequest, drive, lengths, make_load, poisson_arrivals_s
@@ -26,7 +28,7 @@ class ServeBenchOptions:
 
     url: str = option("http://127.0.0.1:8000", "Server, with or without /v1.")
     model: str | None = option(None, "Model name to send (default: the first of /v1/models).")
-    api_key: str | None = option(None, "Sent as bearer token.")
+    api_key: str | None = option(None, "Sent as bearer token (default: HEADRACE_API_KEY).")
     endpoint: str = option("completions", "API to call.", choices=("completions", "chat"))
     prompt_kind: str = option(
         "auto", "ids: token ids; text: words. auto: ids for completions.", choices=("auto", "ids", "text")
@@ -180,6 +182,14 @@ def build_load(options: ServeBenchOptions) -> list[LoadRequest]:
     )
 
 
+def warmup_load(options: ServeBenchOptions) -> list[LoadRequest]:
+    """Return requests like those of the run with other prompts, so that none of the run is in a prefix cache."""
+    if not options.warmup_requests:
+        return []
+    count, seed = options.warmup_requests, ~options.seed
+    return build_load(dataclasses.replace(options, num_prompts=count, seed=seed, request_rate=None))
+
+
 def metrics_of(answers: list[Answer], output_tokens: list[int]) -> dict[str, Percentiles]:
     """Return the percentiles of TTFT, TPOT, ITL and E2E in milliseconds.
 
@@ -258,11 +268,11 @@ async def measure(options: ServeBenchOptions) -> ServeReport:
         ConfigError: options that do not go together.
     """
     load = build_load(options)
-    client = Client(parse_endpoint(options.url, options.api_key))
+    client = Client(parse_endpoint(options.url, options.api_key or env.read("HEADRACE_API_KEY")))
     try:
         model = options.model or await first_model(client)
         sender = Sender(client, options, model)
-        for request in load[: options.warmup_requests]:
+        for request in warmup_load(options):
             answer = await sender.send(request)
             if answer.error is not None:
                 raise ServerAnswerError(f"the warm-up request failed: {answer.error}")

@@ -21,8 +21,12 @@ SUMMARIES = {
 }
 
 
+def _sentence(name: str) -> str:
+    return f"{SUMMARIES[name][0].upper()}{SUMMARIES[name][1:]}."
+
+
 def _with_model(name: str) -> CommandParser:
-    parser = CommandParser(f"bench {name}", SUMMARIES[name].capitalize() + ".", usage="[MODEL] [flags]")
+    parser = CommandParser(f"bench {name}", _sentence(name), usage="[MODEL] [flags]")
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", default="default", help="model, as for headrace serve [default]"
     )
@@ -53,7 +57,7 @@ def serve_parser() -> CommandParser:
     """Return the parser of ``bench serve``."""
     from headrace.bench.serve import ServeBenchOptions
 
-    parser = CommandParser("bench serve", SUMMARIES["serve"].capitalize() + ".")
+    parser = CommandParser("bench serve", _sentence("serve"))
     parser.add_topic("bench", ServeBenchOptions)
     return parser
 

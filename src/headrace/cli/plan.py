@@ -35,7 +35,7 @@ def build_parser() -> CommandParser:
     """Return the parser of this command."""
     parser = CommandParser(
         "plan",
-        "Size a model on a device: weights, KV cache, activations, concurrency. Exit code 1: does not fit.",
+        "Size a model on a device: weights, KV cache, concurrency. Exit code 1: no.",
         usage="[MODEL] --device NAME [flags]",
     )
     parser.add_argument(
@@ -58,7 +58,7 @@ def device_names() -> list[str]:
 
 
 def split_device(argv: list[str]) -> tuple[str, list[str]]:
-    """Take ``--device NAME`` out of the arguments: here it names a record of the device table, not the engine's choices.
+    """Take ``--device NAME`` out of the arguments: here it names a row of the device table, not a choice of the engine.
 
     Returns:
         The name ("cpu" if not given), and the other arguments.
@@ -174,6 +174,8 @@ def table(plan: MemoryPlan) -> str:
 
 def verdict(plan: MemoryPlan) -> str:
     """Return the line that says whether it fits."""
+    if plan.free_bytes < 0:
+        return f"DOES NOT FIT: {-plan.free_bytes / GIB:.3f} GiB are missing"
     if not plan.fits and plan.kv_tokens == 0:
         return "DOES NOT FIT: there is no room for a KV cache"
     if not plan.fits:
