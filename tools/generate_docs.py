@@ -108,16 +108,77 @@ def architecture_list() -> str:
     return "".join(f"- `{name}`\n" for name in ARCHITECTURES)
 
 
+def sampling_texts() -> dict[str, str]:
+    """Meaning of each sampling parameter, from the docstring of the class."""
+    found = re.findall(r"^        (\w+): (.+(?:\n {12}.+)*)", SamplingParams.__doc__ or "", re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
 def sampling_table() -> str:
     """Table of the sampling parameters: name, default, meaning."""
-    doc = SamplingParams.__doc__ or ""
-    found = dict(re.findall(r"^        (\w+): (.+(?:\n {12}.+)*)", doc, re.MULTILINE))
-    defaults = SamplingParams()
-    rows = []
-    for name in SamplingParams.__struct_fields__:
-        default = getattr(defaults, name)
-        rows.append((f"`{name}`", f"`{default}`", " ".join(found[name].split())))
+    texts, defaults = sampling_texts(), SamplingParams()
+    names = SamplingParams.__struct_fields__
+    rows = [(f"`{name}`", f"`{getattr(defaults, name)}`", texts[name]) for name in names]
     return table(("parameter", "default", "meaning"), rows)
+
+
+_FIELD_TEXT = {
+    "messages": "The conversation, oldest message first.",
+    "stream_options": "`include_usage` sends the token counts at the end, `continuous_usage_stats` with every event.",
+    "request_id": "Your id of the request, for the log.",
+    "tools": "Refused with status 501, unless `tool_choice` is `none`.",
+    "tool_choice": "Only `none`.",
+}
+
+
+def _json_type(schema: dict[str, Any]) -> str:
+    """Write the type of a JSON schema in a few words; null is left out, since every field may be absent."""
+    if "anyOf" in schema or "oneOf" in schema:
+        kinds = [_json_type(item) for item in schema.get("anyOf", schema.get("oneOf", []))]
+        return " or ".join(dict.fromkeys(kind for kind in kinds if kind not in ("", "null")))
+    if "enum" in schema or "const" in schema:
+        return " or ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        inner = _json_type(schema.get("items", {}))
+        return f"list of {inner}" if inner else "list"
+    return str(schema.get("type") or ("object" if "$ref" in schema else ""))
+
+
+def _field_rows(model: Any, skip: set[str]) -> list[tuple[str, ...]]:
+    """Rows of the fields of a request body that are implemented."""
+    texts = sampling_texts()
+    rows = []
+    for name, schema in model.model_json_schema()["properties"].items():
+        if name in skip or name in model.refused:
+            continue
+        text = schema.get("description") or texts.get(name) or _FIELD_TEXT.get(name)
+        if not text:
+            sys.exit(f"generate_docs: the request field {name!r} has no description")
+        rows.append((f"`{name}`", _json_type(schema), text[:1].upper() + text[1:]))
+    return rows
+
+
+def http_tables() -> str:
+    """Fields of the two text endpoints, then those that are known and refused."""
+    from headrace.serve.openai.chat_schema import ChatCompletionRequest
+    from headrace.serve.openai.completions_schema import CompletionRequest
+    from headrace.serve.openai.schema_common import SamplingFields
+
+    common = set(SamplingFields.model_fields)
+    header = ("field", "type", "meaning")
+    parts = [
+        "### Fields of both text endpoints\n\n" + table(header, _field_rows(SamplingFields, set())),
+        "### Further fields of `/v1/completions`\n\n" + table(header, _field_rows(CompletionRequest, common)),
+        "### Further fields of `/v1/chat/completions`\n\n" + table(header, _field_rows(ChatCompletionRequest, common)),
+    ]
+    refused = {**CompletionRequest.refused, **ChatCompletionRequest.refused}
+    rows = []
+    for name, refusal in sorted(refused.items()):
+        harmless = [f"`{value}`" for value in refusal.harmless if value is not None]
+        rows.append((f"`{name}`", refusal.feature, ", ".join(harmless)))
+    parts.append("### Not yet\n\nKnown to the API and refused with status 501, unless the value asks for nothing.\n\n")
+    parts[-1] += table(("field", "what it would do", "accepted values"), rows)
+    return "\n".join(parts)
 
 
 def metric_table() -> str:
@@ -140,6 +201,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "architectures": architecture_list,
     "sampling": sampling_table,
     "metrics": metric_table,
+    "http": http_tables,
 }
 
 
