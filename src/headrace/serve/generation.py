@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from starlette.requests import Request
@@ -88,16 +88,18 @@ async def run_job(state: ServeState, job: GenerationJob, tally: UsageTally) -> C
         HeadraceError: what the engine refused or what failed, for any of the prompts.
     """
     sampling = job.sampling
-    # Clients may send the same id twice; the engine's ids are never reused.
-    unique = uuid.uuid4().hex[:12]
     streams = [
-        state.engine.stream(
-            prompt,
-            sampling,
-            request_id=f"{job.answer_id}-{unique}-{number}",
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            add_special_tokens=job.add_special_tokens,
+        # An async generator, so that it can be closed; the engine's interface says "iterator".
+        cast(
+            "AsyncGenerator[OutputChunk, None]",
+            state.engine.stream(
+                prompt,
+                sampling,
+                request_id=f"{job.answer_id}-{number}",
+                priority=job.priority,
+                cache_salt=job.cache_salt,
+                add_special_tokens=job.add_special_tokens,
+            ),
         )
         for number, prompt in enumerate(job.prompts)
     ]
@@ -111,6 +113,8 @@ async def run_job(state: ServeState, job: GenerationJob, tally: UsageTally) -> C
                     tokens = len(chunk.prompt_token_ids)
                     if tally.prompt(number, tokens, chunk.cached_tokens):
                         track.prompt(tokens, chunk.cached_tokens)
+                    if chunk.queued_s is not None:
+                        track.queued(chunk.queued_s)
                 new_tokens = len(chunk.token_ids)
                 tally.completion_tokens += new_tokens
                 track.output(choice, new_tokens)

@@ -29,7 +29,10 @@ class Listener:
     url: str
     uds: str | None = None
 
-    def close(self) -> None:
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Close the socket; remove its file if it has one."""
         self.socket.close()
         if self.uds is not None and os.path.exists(self.uds):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import codecs
+import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from headrace.base.errors import ContextLengthError, HeadraceError, RequestError, TemplateError
+from headrace.base.errors import ContextLengthError, RequestError, TemplateError
 from headrace.engine.request_output import OutputChunk, TokenEntry
 from headrace.types.outputs import SchedulerStats
 from headrace.types.sampling import SamplingParams
+from headrace.types.wire import PhaseSeconds
 
 BOS, EOS = 256, 257
 
@@ -81,11 +83,30 @@ class Call:
     priority: int
     cache_salt: str | None
     add_special_tokens: bool
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: threading.Event = field(default_factory=threading.Event)
     finished: bool = False
 
 
-Step = OutputChunk | HeadraceError | Exception | asyncio.Event
+class Hold:
+    """A step that waits until the stream is cancelled or `release` is called from any thread."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self._event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def wait(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.reached.set()
+        await self._event.wait()
+
+    def release(self) -> None:
+        assert self.reached.wait(10)
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._event.set)
+
+
+Step = OutputChunk | Exception | Hold
 
 
 class FakeTextEngine:
@@ -97,9 +118,16 @@ class FakeTextEngine:
     model_name = "fake-model"
     max_model_len = 1000
 
-    def __init__(self, reply: str = "Hello, 世界 🙂!") -> None:
-        self.reply = reply
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything; tests share one server."""
+        self.reply = "Hello, 世界 🙂!"
         self.tokenizer = FakeTokenizer()
+        self.startup_tables: list[tuple[str, list[PhaseSeconds]]] = [("fake", [PhaseSeconds("nothing", 0.25)])]
+        self.start_gate: asyncio.Event | None = None
+        self.start_error: Exception | None = None
         self.chat_template: FakeTemplate | None = FakeTemplate()
         self.defaults: dict[str, Any] = {}
         self.fake_health = FakeHealth()
@@ -109,7 +137,12 @@ class FakeTextEngine:
         self.stopped = False
 
     async def start(self) -> None:
-        self.fake_health.state = "ready"
+        if self.start_gate is not None:
+            self.fake_health = FakeHealth(state="starting", reason="loading weights")
+            await self.start_gate.wait()
+        if self.start_error is not None:
+            raise self.start_error
+        self.fake_health = FakeHealth()
 
     async def stop(self) -> None:
         self.stopped = True
@@ -157,7 +190,7 @@ class FakeTextEngine:
         for index in range(sampling.n):
             text = self.reply if index == 0 else f"{self.reply}{index}"
             out = list(text.encode())[: sampling.max_tokens or 10_000]
-            decoder = __import__("codecs").getincrementaldecoder("utf-8")("replace")
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
             for number, token_id in enumerate(out):
                 last = number == len(out) - 1
                 chunk = OutputChunk(
@@ -191,7 +224,7 @@ class FakeTextEngine:
         try:
             for step in self.script(call):
                 await asyncio.sleep(0)
-                if isinstance(step, asyncio.Event):
+                if isinstance(step, Hold):
                     await step.wait()
                 elif isinstance(step, BaseException):
                     raise step
@@ -200,7 +233,3 @@ class FakeTextEngine:
             call.finished = True
         finally:
             call.closed.set()
-
-
-def finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -129,11 +129,15 @@ class CompletionWriter:
         self._usage_at_end = bool(options and options.include_usage)
         self._usage_always = bool(options and options.continuous_usage_stats)
         self._as_ids = bool(body.return_tokens_as_token_ids)
-        hidden = state.engine.tokenizer.special_ids if job.sampling.skip_special_tokens else frozenset()
+        # Models without a tokenizer take and give token ids; they are asked for text only where text is wanted.
+        scored = body.logprobs is not None
+        hidden: frozenset[int] = frozenset()
+        if scored and job.sampling.skip_special_tokens:
+            hidden = state.engine.tokenizer.special_ids
         self._choices = [
             _Choice(
                 index,
-                None if body.logprobs is None else ClassicLogprobs(as_ids=self._as_ids, hidden_ids=hidden),
+                None if not scored else ClassicLogprobs(as_ids=self._as_ids, hidden_ids=hidden),
             )
             for index in range(job.sequences)
         ]
