@@ -1,7 +1,7 @@
-"""Print what a virtual environment lacks of pyproject.toml: ``python scripts/missing.py EXTRA``. Nothing printed: complete.
+"""Print what a virtual environment lacks of pyproject.toml; nothing if it is complete.
 
-Run by scripts/setup with the interpreter of .venv. Uses only pip's own parser of requirements, so that it works in a
-virtual environment with nothing in it.
+Usage: ``python scripts/missing.py EXTRA``. Run by scripts/setup with the interpreter of .venv. Uses only pip's own
+parser of requirements, so that it works in a virtual environment with nothing in it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A table of devices for planning without them: memory, bandwidth and matrix rate by name.
 
-Facts only, from the vendors' data sheets (dense bfloat16, no sparsity). Must not import torch and must not look at this machine:
+Facts only, from the vendors' data sheets (dense bfloat16, no sparsity). Must not import torch or look at this machine:
 what is really there is asked in `headrace.platforms.detect`.
 """
 
@@ -44,7 +44,13 @@ def _gpu(name: str, memory_gib: float, bandwidth_tb: float, bf16_tflops: float, 
 DEVICES: dict[str, DeviceRecord] = {
     record.name: record
     for record in (
-        _gpu("h200", 143771 / 1024, 4.8, 989.0, "H200 SXM; memory as reported by the driver; 4.29 TB/s and 800 TFLOP/s measured"),
+        _gpu(
+            "h200",
+            143771 / 1024,
+            4.8,
+            989.0,
+            "H200 SXM; memory as reported by the driver; 4.29 TB/s and 800 TFLOP/s measured",
+        ),
         _gpu("h100", 81559 / 1024, 3.35, 989.0, "H100 SXM5 80 GB"),
         _gpu("h100-pcie", 81559 / 1024, 2.0, 756.0, "H100 PCIe 80 GB"),
         _gpu("a100-80g", 81920 / 1024, 2.039, 312.0, "A100 SXM4 80 GB"),
@@ -54,7 +60,9 @@ DEVICES: dict[str, DeviceRecord] = {
         _gpu("rtx-4090", 24564 / 1024, 1.008, 165.2, "GeForce RTX 4090 24 GB"),
         _gpu("b200", 183359 / 1024, 8.0, 2250.0, "B200 SXM 192 GB"),
         _gpu("mi300x", 192.0, 5.3, 1307.4, "Instinct MI300X 192 GB"),
-        DeviceRecord("cpu", "cpu", 0, 50e9, 0.4e12, 0, "a small server CPU with AVX512 and BF16; measured order of magnitude"),
+        DeviceRecord(
+            "cpu", "cpu", 0, 50e9, 0.4e12, 0, "a small server CPU with AVX512 and BF16; measured order of magnitude"
+        ),
     )
 }
 
