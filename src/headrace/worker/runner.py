@@ -1,0 +1,186 @@
+"""Runs one plan: state, inputs, model, sampling, result.
+
+Must not load models and must not know where plans come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from headrace.attention.contract import AttentionStep, RowBatch
+from headrace.types.plans import PlanRow, SlotStart, StepPlan
+from headrace.types.results import RowResult, StepResult, TokenLogprobs
+from headrace.worker.inputs import StepInputs, build_inputs
+from headrace.worker.sampling.logprobs import position_logprobs, slice_positions
+from headrace.worker.sampling.params_table import Feature
+from headrace.worker.sampling.rowwise import row_finite
+from headrace.worker.sampling.sampler import NON_FINITE, Sampler
+from headrace.worker.state import BatchState
+
+
+class RunnableModel(Protocol):
+    """What the runner needs of a model; see `headrace.models`."""
+
+    def forward(self, token_ids: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+        """Return hidden states [T, H]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits [rows, vocab]; the caller may overwrite them."""
+        ...
+
+
+class PreparingBackend(Protocol):
+    """What the runner needs of an attention backend."""
+
+    def prepare(self, batch: RowBatch) -> AttentionStep:
+        """Return what all layers of a step share."""
+        ...
+
+
+class StepRunner:
+    """Executes plans in order.
+
+    Args:
+        model: with its cache bound.
+        backend: that the model attends with.
+        slots: most requests at once.
+        vocab_tokens: width of the logits.
+        device: where the model runs.
+        with_logprobs: False on ranks whose result nobody reads.
+    """
+
+    def __init__(
+        self,
+        model: RunnableModel,
+        backend: PreparingBackend,
+        *,
+        slots: int,
+        vocab_tokens: int,
+        device: torch.device,
+        with_logprobs: bool = True,
+    ) -> None:
+        self.state = BatchState(slots)
+        self.sampler = Sampler(slots, vocab_tokens, with_logprobs=with_logprobs)
+        self._model = model
+        self._backend = backend
+        self._vocab_tokens = vocab_tokens
+        self._device = device
+        self._with_logprobs = with_logprobs
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step.
+
+        Requires: plans come in order, the KV memory is bound, and inference mode is on.
+
+        Args:
+            plan: from the scheduler.
+
+        Returns:
+            One result a row. A row that cannot be served has ``error`` set; the others are unaffected.
+
+        Raises:
+            InvariantError: the plan contradicts the state; a bug of the scheduler or of this class.
+
+        Mutates:
+            The slots' state, and the KV blocks of the plan's rows.
+        """
+        self._apply(plan)
+        if not plan.rows:
+            return StepResult(plan.step, [])
+        inputs = build_inputs(plan.rows, self.state, self._device)
+        step = self._backend.prepare(inputs.batch)
+        hidden = self._model.forward(inputs.token_ids, inputs.positions, step)
+        prompt = self._prompt_logprobs(plan.rows, inputs, hidden)
+        tokens, entries = self._sample(inputs, hidden)
+        failures = self.state.failures
+        return StepResult(
+            plan.step,
+            [
+                RowResult([], error=why)
+                if (why := failures[row.slot]) is not None
+                else RowResult(tokens.get(index, []), entries.get(index), prompt.get(index))
+                for index, row in enumerate(plan.rows)
+            ],
+        )
+
+    def _apply(self, plan: StepPlan) -> None:
+        for slot in plan.releases:
+            self.state.release(slot)
+            self.sampler.release(slot)
+        for start in plan.starts:
+            self._start(start)
+        for append in plan.appends:
+            self.state.append_blocks(append)
+
+    def _start(self, start: SlotStart) -> None:
+        self.state.start(start)
+        problem = self.sampler.start(start)
+        low, high = min(start.token_ids), max(start.token_ids)
+        if problem is None and (low < 0 or high >= self._vocab_tokens):
+            wrong = low if low < 0 else high
+            problem = f"prompt: token id {wrong} is outside the vocabulary of {self._vocab_tokens} tokens"
+        if problem is not None:
+            self.sampler.table.clear(start.slot)
+            self.state.fail(start.slot, problem, self._vocab_tokens)
+
+    def _sample(
+        self, inputs: StepInputs, hidden: Tensor
+    ) -> tuple[dict[int, list[int]], dict[int, list[TokenLogprobs]]]:
+        """Sample the rows that ask for it; return tokens and log-probabilities by row."""
+        rows, slots = inputs.sample_rows, inputs.sample_slots
+        if not rows.size:
+            return {}, {}
+        logits = self._model.logits(hidden[torch.from_numpy(inputs.sample_places).to(self._device)])
+        positions = self.state.lengths[slots] - self.state.prompt_lengths[slots]
+        sampled = self.sampler.sample(logits, slots, positions, self.state)
+        for row, why in sampled.errors.items():
+            slot = int(slots[row])
+            if self.state.failures[slot] is None:
+                self.state.fail(slot, why, self._vocab_tokens)
+        # A failed row gets its placeholder too: the next plan may already count on one more token.
+        self.state.append_tokens(slots, sampled.token_ids)
+        row_numbers = rows.tolist()
+        tokens = {row: [token] for row, token in zip(row_numbers, sampled.token_ids.tolist(), strict=True)}
+        return tokens, {row_numbers[row]: [entry] for row, entry in sampled.logprobs.items()}
+
+    def _prompt_logprobs(
+        self, rows: Sequence[PlanRow], inputs: StepInputs, hidden: Tensor
+    ) -> dict[int, list[TokenLogprobs]]:
+        """Return the prompt's log-probabilities of the rows that ask for them, by row."""
+        features = self.sampler.table.features
+        found: dict[int, list[TokenLogprobs]] = {}
+        for index, row in enumerate(rows):
+            if not features[row.slot] & Feature.PROMPT_LOGPROBS:
+                continue
+            # The state at position p tells about the token at p + 1.
+            last = min(row.start + row.tokens, int(self.state.prompt_lengths[row.slot]) - 1)
+            targets = self.state.tokens(row.slot)[row.start + 1 : last + 1]
+            first = int(inputs.offsets[index])
+            top = int(self.sampler.table.prompt_logprobs[row.slot])
+            entries = self._sliced_logprobs(hidden[first : first + len(targets)], targets, top)
+            if entries is None:
+                self.state.fail(row.slot, NON_FINITE, self._vocab_tokens)
+            else:
+                found[index] = entries
+        return found
+
+    def _sliced_logprobs(self, hidden: Tensor, targets: npt.NDArray[np.int64], top: int) -> list[TokenLogprobs] | None:
+        """Return entries for consecutive positions, a slice of logits at a time; None if some are not finite."""
+        width = slice_positions(self._vocab_tokens)
+        entries: list[TokenLogprobs] = []
+        healthy = True
+        for first in range(0, len(targets), width):
+            part = targets[first : first + width]
+            # Every rank takes part in making logits, whatever it does with them.
+            logits = self._model.logits(hidden[first : first + width])
+            healthy = healthy and bool(row_finite(logits).all())
+            if healthy and self._with_logprobs:
+                entries += position_logprobs(logits, part, np.full(len(part), top))
+        return entries if healthy else None
