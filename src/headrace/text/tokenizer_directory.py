@@ -20,7 +20,7 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token"
 
 
 def tokenizer_from_directory(path: Path, *, eos_ids: Sequence[int], chat_template: str | None) -> Tokenizer:
-    """Load ``tokenizer.json`` and apply ``tokenizer_config.json``, ``special_tokens_map.json`` and ``added_tokens.json``.
+    """Load ``tokenizer.json`` and apply what the other tokenizer files of the directory add.
 
     Args:
         path: the directory.

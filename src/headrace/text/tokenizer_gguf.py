@@ -124,8 +124,8 @@ def split_rule(gguf: GgufFile) -> SplitRule:
     rule = SPLIT_RULES.get(name)
     if rule is None:
         raise UnsupportedModelError(
-            f"{gguf.path}: pre-tokenizer {name!r} is not supported; supported: {', '.join(SPLIT_RULES)}. Name a directory with "
-            "the model's tokenizer.json (--tokenizer)",
+            f"{gguf.path}: pre-tokenizer {name!r} is not supported; supported: {', '.join(SPLIT_RULES)}. "
+            "Name a directory with the model's tokenizer.json (--tokenizer)",
             param="tokenizer",
         )
     return rule
@@ -226,8 +226,8 @@ def _sentencepiece(vocabulary: _Vocabulary, gguf: GgufFile) -> tokenizers.Tokeni
 def merges_from_scores(ids: dict[str, int], tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Recover the merges of a sentencepiece BPE vocabulary.
 
-    Sentencepiece joins the neighbours whose union has the best score. Written as ranked merges: every way to cut a token
-    into two tokens, best score of the whole first; among equals the longer left part first, as transformers orders them.
+    Sentencepiece joins the neighbours whose union has the best score. Written as ranked merges: every way to cut a
+    token into two tokens, best score of the whole first; among equals the longer left part first.
     """
     found: list[tuple[float, int, int, int, int, str, str]] = []
     for token, score in zip(tokens, scores, strict=True):

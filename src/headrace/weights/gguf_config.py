@@ -182,8 +182,8 @@ def _llama3_scaling(gguf: GgufFile, config: dict[str, Any], original: int) -> di
         expected = _llama3_factor(2.0 * math.pi * theta ** (2.0 * position / config["head_dim"]), factor, original)
         if not math.isclose(value, expected, rel_tol=1e-4):
             raise UnsupportedModelError(
-                f"{gguf.path}: {ROPE_FACTORS} does not follow the Llama 3 rule (factor {position} is {value:g}, expected "
-                f"{expected:g}); other tables are not supported",
+                f"{gguf.path}: {ROPE_FACTORS} does not follow the Llama 3 rule (factor {position} is {value:g}, "
+                f"expected {expected:g}); other tables are not supported",
                 param="rope_scaling",
             )
     return {

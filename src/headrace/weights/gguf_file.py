@@ -164,8 +164,8 @@ class _HeaderReader:
     def _need_room(self, size: int, what: str) -> None:
         if size > self._size - self._at:
             raise WeightLoadError(
-                f"{self._path}: the header announces {what} at byte {self._at}, but the file has only {self._size} bytes; "
-                "it is truncated or damaged, fetch it again"
+                f"{self._path}: the header announces {what} at byte {self._at}, but the file has only {self._size} "
+                "bytes; it is truncated or damaged, fetch it again"
             )
 
     def _scalar(self, code: str) -> Any:
@@ -251,8 +251,8 @@ class _HeaderReader:
             if number not in TYPES:
                 known = ", ".join(item.name for item in TYPES.values())
                 raise UnsupportedModelError(
-                    f"{self._path}: tensor {name!r} has type {OTHER_TYPE_NAMES.get(number, number)}, which is not supported; "
-                    f"supported: {known}",
+                    f"{self._path}: tensor {name!r} has type {OTHER_TYPE_NAMES.get(number, number)}, which is not "
+                    f"supported; supported: {known}",
                     param="model",
                 )
             entries[name] = (shape, TYPES[number], offset)
@@ -276,6 +276,7 @@ class _HeaderReader:
         end = base + offset + size_bytes
         if end > self._size:
             raise WeightLoadError(
-                f"{self._path}: tensor {name!r} ends at byte {end}, but the file has only {self._size}; it is truncated, fetch it again"
+                f"{self._path}: tensor {name!r} ends at byte {end}, but the file has only {self._size}; it is truncated, "
+                "fetch it again"
             )
         return GgufTensor(name, kind, shape, base + offset, size_bytes)

@@ -17,6 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL_FILES = ("*.json", "*.jinja")
 _WEIGHT_FILES = ("*.safetensors",)
 # Folders hold other formats, and "consolidated" files are a second copy of the weights.
+_TOKEN_HINT = " (--hf-token or HF_TOKEN)"
 _IGNORED = ("*/*", "consolidated*.safetensors")
 
 
@@ -66,21 +67,27 @@ def _explain(name: str, config: ModelConfig, error: Exception, offline: bool) ->
 
     revision = f" at revision {config.revision!r}" if config.revision else ""
     if isinstance(error, errors.GatedRepoError):
-        return f"{name}: access is restricted; accept the terms on the model's page and give a token (--hf-token or HF_TOKEN)"
+        return f"{name}: access is restricted; accept the terms on the model's page and give a token{_TOKEN_HINT}"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name}: there is no revision {config.revision!r} on the hub; check --revision"
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
-            f"{name}: neither a local directory nor a model on the hub that can be seen without a token; check the name, or give a "
-            "token (--hf-token or HF_TOKEN) if the model is private"
+            f"{name}: neither a local directory nor a model on the hub that can be seen with the token at hand; check the "
+            f"name, or give a token if the model is private{_TOKEN_HINT}"
         )
     if isinstance(error, errors.LocalEntryNotFoundError):
         if offline:
-            return f"{name}{revision}: is not (completely) in the cache, and HF_HUB_OFFLINE forbids the network; unset it once to fetch the model"
-        return f"{name}{revision}: the hub cannot be reached and the model is not in the cache; check the network, HF_ENDPOINT and proxies ({error.__cause__ or error})"
+            return (
+                f"{name}{revision}: is not (completely) in the cache, and HF_HUB_OFFLINE forbids the network; unset it once "
+                "to fetch the model"
+            )
+        return (
+            f"{name}{revision}: the hub cannot be reached and the model is not in the cache; check the network, HF_ENDPOINT "
+            f"and proxies ({error.__cause__ or error})"
+        )
     if isinstance(error, errors.HfHubHTTPError):
         status = getattr(error.response, "status_code", None)
         if status in (401, 403):
-            return f"{name}: the hub refused access (HTTP {status}); check the token (--hf-token or HF_TOKEN)"
+            return f"{name}: the hub refused access (HTTP {status}); check the token{_TOKEN_HINT}"
         return f"{name}: the hub answered HTTP {status}: {error}"
     return f"{name}{revision}: cannot be fetched from the hub: {type(error).__name__}: {error}"

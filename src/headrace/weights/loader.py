@@ -115,13 +115,14 @@ def dummy_values(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 def _load_entry(entry: _Entry, target: WeightTarget) -> None:
     if entry.shape != tuple(target.shape):
         raise WeightLoadError(
-            f"tensor {entry.name!r} in {entry.where} has shape {list(entry.shape)}, but the configuration asks for {list(target.shape)}"
+            f"tensor {entry.name!r} in {entry.where} has shape {list(entry.shape)}, but the configuration asks for "
+            f"{list(target.shape)}"
         )
     tensor = entry.read()
     if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         raise WeightLoadError(
-            f"tensor {entry.name!r} in {entry.where} has type {str(tensor.dtype).removeprefix('torch.')}; only float32, float16, "
-            "bfloat16 and float64 checkpoints are supported"
+            f"tensor {entry.name!r} in {entry.where} has type {str(tensor.dtype).removeprefix('torch.')}; only float32, "
+            "float16, bfloat16 and float64 checkpoints are supported"
         )
     target.load(tensor)
 

