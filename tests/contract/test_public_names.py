@@ -22,11 +22,13 @@ ROOM_NAMES = sorted(info.name for info in pkgutil.iter_modules(headrace.__path__
 def site(tmp_path_factory, pytestconfig):
     """The documentation site, built strict into a folder of this run."""
     out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    # Never with --quiet: it hides the warnings from the counter that --strict asks.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=pytestconfig.rootpath, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout + done.stderr
+    assert "Documentation built" in done.stdout + done.stderr
     return out
 
 
