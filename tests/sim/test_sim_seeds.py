@@ -1,0 +1,69 @@
+"""Hundreds of fixed seeds and a few fresh ones; and proof that the interesting things really happened."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+from sim_swarm import run_seed
+
+from headrace.sched.draft import StepDraft
+
+FIXED_SEEDS = 600
+FRESH_SEEDS = 40
+MUST_HAPPEN = (
+    "preemptions",
+    "preempted in flight",
+    "victims already planned",
+    "hit tokens",
+    "evictions",
+    "aborts running",
+    "aborts waiting",
+    "rows dropped",
+    "slots reused in one plan",
+    "two block sizes",
+    "finish stop",
+    "finish length",
+    "error non_finite_logits",
+    "error kv_cache_too_small",
+    "error context_length_exceeded",
+    "error invalid_request",
+    "error overloaded",
+)
+
+
+def run(seed: int) -> Counter[str]:
+    try:
+        return run_seed(seed)
+    except Exception as error:
+        pytest.fail(f"seed {seed}: {error!r}\nrerun: SIM_SEED={seed} pytest {__file__}::test_one_seed", pytrace=True)
+
+
+def test_fixed_seeds_hold_every_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: Counter[str] = Counter()
+    remove = StepDraft.remove
+
+    def counted(draft: StepDraft, request: object) -> None:
+        rows = len(draft.rows)
+        remove(draft, request)
+        counts["victims already planned"] += rows - len(draft.rows)
+
+    monkeypatch.setattr(StepDraft, "remove", counted)
+    for seed in range(FIXED_SEEDS):
+        counts += run(seed)
+    missing = [name for name in MUST_HAPPEN if counts[name] < 5]
+    print(dict(counts))
+    assert not missing, f"too rare to have been tested: {missing} of {dict(counts)}"
+
+
+def test_fresh_seeds_hold_every_invariant() -> None:
+    first = int.from_bytes(os.urandom(4), "little")
+    print(f"fresh seeds {first}..{first + FRESH_SEEDS - 1}")
+    for seed in range(first, first + FRESH_SEEDS):
+        run(seed)
+
+
+@pytest.mark.skipif("SIM_SEED" not in os.environ, reason="for one seed: SIM_SEED=number")
+def test_one_seed() -> None:
+    run_seed(int(os.environ["SIM_SEED"]))
