@@ -97,7 +97,7 @@ def parse_decoder(config: Mapping[str, Any]) -> DecoderConfig:
     _refuse_sliding_window(config, architecture)
     qwen2, qwen3 = architecture == "Qwen2ForCausalLM", architecture == "Qwen3ForCausalLM"
     heads, kv_heads, head_dim = _heads(config)
-    bias = bool(config.get("attention_bias", False))
+    bias = _switch(config, "attention_bias")
     max_position = _count(config, "max_position_embeddings", 2048)
     theta, scaling = parse_rope(config, max_position)
     return DecoderConfig(
@@ -113,10 +113,10 @@ def parse_decoder(config: Mapping[str, Any]) -> DecoderConfig:
         rope_theta=theta,
         rope_scaling=scaling,
         max_position=_extended_length(scaling, max_position),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        tie_embeddings=_switch(config, "tie_word_embeddings"),
         attention_bias=True if qwen2 else bias,
         output_bias=False if qwen2 else bias,
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        mlp_bias=_switch(config, "mlp_bias"),
         qk_norm=qwen3,
         checkpoint_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
         eos_token_ids=_ids(config, "eos_token_id"),
@@ -165,7 +165,7 @@ def parse_rope(config: Mapping[str, Any], max_position: int) -> tuple[float, Rop
         beta_slow=_positive(raw, "beta_slow", 1.0),
         mscale=_positive_or_none(raw, "mscale"),
         mscale_all_dim=_positive_or_none(raw, "mscale_all_dim"),
-        truncate=bool(raw.get("truncate", True)),
+        truncate=_switch(raw, "truncate", default=True),
     )
 
 
@@ -222,7 +222,11 @@ def _extended_length(scaling: RopeScaling, max_position: int) -> int:
 
 
 def _refuse_sliding_window(config: Mapping[str, Any], architecture: str) -> None:
-    types = config.get("layer_types") or []
+    types = config.get("layer_types")
+    if types is None:
+        types = []
+    if not isinstance(types, list | tuple):
+        raise UnsupportedModelError(f"config.json: layer_types must be a list, got {types!r}", param="layer_types")
     if any(kind != "full_attention" for kind in types):
         raise UnsupportedModelError(
             f"{architecture} with layer types {sorted({str(kind) for kind in types})} is not supported; "
@@ -235,7 +239,7 @@ def _refuse_sliding_window(config: Mapping[str, Any], architecture: str) -> None
     # Mistral applies its window whenever there is one; Qwen only with use_sliding_window; Llama has none.
     if architecture == "MistralForCausalLM" and window < _count(config, "max_position_embeddings", 2048):
         raise UnsupportedModelError(f"sliding window {window} is not supported yet", param="sliding_window")
-    if config.get("use_sliding_window"):
+    if _switch(config, "use_sliding_window"):
         raise UnsupportedModelError(f"sliding window {window} is not supported yet", param="use_sliding_window")
 
 
@@ -253,6 +257,16 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
     if not _is(value, Integral) or value < 1:
         raise UnsupportedModelError(f"config.json: {key} must be a positive integer, got {value!r}", param=key)
     return int(value)
+
+
+def _switch(config: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
+    value = config.get(key)
+    if value is None:
+        return default
+    # numpy's bool comes from GGUF metadata; a text such as "false" would count as true.
+    if not isinstance(value, bool) and type(value).__name__ != "bool":
+        raise UnsupportedModelError(f"config.json: {key} must be true or false, got {value!r}", param=key)
+    return bool(value)
 
 
 def _positive(config: Mapping[str, Any], key: str, default: float | None = None) -> float:

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace.base.errors import UnsupportedModelError
 from headrace.config.decoder import ARCHITECTURES, RopeScaling, parse_decoder, parse_rope, yarn_attention_factor
@@ -200,6 +202,9 @@ def test_a_missing_or_wrong_dimension_is_named(key, value):
             {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
             "sliding_attention",
         ),
+        ({"attention_bias": "false"}, "attention_bias"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
+        ({"layer_types": 5}, "layer_types"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"bos_token_id": -1}, "bos_token_id"),
     ],
@@ -212,3 +217,22 @@ def test_what_is_not_there_is_refused_by_name(changes, match):
 def test_a_mistral_window_as_long_as_the_model_is_full_attention():
     assert parse(architectures=["MistralForCausalLM"], sliding_window=8192).num_layers == 30
     assert parse(architectures=["MistralForCausalLM"], sliding_window=None).num_layers == 30
+
+
+KEYS = sorted({*BASE, *LLAMA3, *YARN, "rope_scaling", "rope_parameters", "layer_types", "sliding_window", "head_dim"})
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(ARCHITECTURES), st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4))
+def test_any_config_is_parsed_or_refused_with_a_typed_error(architecture, changes):
+    try:
+        model = parse_decoder({**BASE, "architectures": [architecture], **changes})
+    except UnsupportedModelError:
+        return
+    assert model.num_heads * model.head_dim > 0
+    assert model.max_position >= 1

@@ -4,6 +4,8 @@ import math
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace import SamplingParams
 from headrace.base.errors import RequestError
@@ -138,3 +140,17 @@ def test_every_accepted_value_survives_msgpack():
         for value in values:
             params = SamplingParams(**{name: value})
             assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6)
+VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(SCALARS, SCALARS, max_size=3)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.dictionaries(st.sampled_from(SamplingParams.__struct_fields__), VALUES, max_size=4))
+def test_any_value_is_kept_or_refused_with_a_typed_error(values):
+    try:
+        params = SamplingParams(**values)
+    except RequestError:
+        return
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
