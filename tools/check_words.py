@@ -85,13 +85,13 @@ _PORT = re.compile(
 
 
 def port_literals(path: str, text: str) -> Iterator[tuple[int, str]]:
-    """Find port numbers in tests. Port 9 (discard) may stand for "nobody listens"; above 65535 cannot be bound."""
+    """Find port numbers in tests. Ports 1 and 9 may stand for "nobody listens"; above 65535 cannot be bound."""
     if not path.startswith("tests/"):
         return
     for number, line in enumerate(text.splitlines(), 1):
         for match in _PORT.finditer(line):
             port = int(next(group for group in match.groups() if group))
-            if port != 9 and port <= 65535:
+            if port not in (1, 9) and port <= 65535:
                 yield number, f"port {port}: bind 0 and ask which one it is"
 
 
