@@ -161,7 +161,9 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def engine_config(model: Path | str, *, blocks: int | None = 256, block_tokens: int = 8, **scheduler: int) -> EngineConfig:
+def engine_config(
+    model: Path | str, *, blocks: int | None = 256, block_tokens: int = 8, **scheduler: int
+) -> EngineConfig:
     limits = {"max_num_seqs": 16, "max_num_batched_tokens": 64, **scheduler}
     return EngineConfig(
         model=ModelConfig(model=str(model), load_format="dummy"),

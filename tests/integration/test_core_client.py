@@ -110,9 +110,7 @@ async def test_logprobs_stay_consistent_over_kills(make_client: MakeClient, boun
 async def test_a_poisoned_request_is_failed_and_the_others_survive(make_client: MakeClient, bounded: Bounded) -> None:
     client = await make_client("make_poisoned")
     prompts = _prompts(5)
-    good = [
-        asyncio.create_task(_collect(client, _request(f"g{n}", prompt, 400))) for n, prompt in enumerate(prompts)
-    ]
+    good = [asyncio.create_task(_collect(client, _request(f"g{n}", prompt, 400))) for n, prompt in enumerate(prompts)]
     bad = asyncio.create_task(_collect(client, _request("bad", [97, POISON, 98], 10)))
     with pytest.raises(EngineFaultError, match="cause"):
         await bounded(bad)

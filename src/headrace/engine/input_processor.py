@@ -118,7 +118,7 @@ class InputProcessor:
         tokenizer = self._require_tokenizer("a text prompt")
         limit = self._ready.max_model_len * self._longest_token_bytes(tokenizer)
         # A character is at least a byte, so the cheap test comes first.
-        if len(text) > limit or (len(text) * 4 > limit and len(text.encode(errors="replace")) > limit):
+        if len(text) > limit or _utf8_bytes(text) > limit:
             raise ContextLengthError(
                 f"the prompt has {len(text)} characters, more than {self._ready.max_model_len} tokens of this model "
                 "can hold; shorten it",
@@ -213,3 +213,12 @@ class InputProcessor:
                 if ids := tokenizer.encode(form, add_special_tokens=False):
                     sequences[tuple(ids)] = None
         return [list(sequence) for sequence in sequences]
+
+
+def _utf8_bytes(text: str) -> int:
+    try:
+        return len(text) if text.isascii() else len(text.encode())
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the prompt is not valid Unicode: {error.reason} at character {error.start}", param="prompt"
+        ) from error
