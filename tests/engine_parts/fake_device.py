@@ -1,4 +1,4 @@
-"""A fake device: an executor whose next token is a hash of the prefix, so that batching, restarts and order cannot matter.
+"""A fake device: its next token is a hash of the prefix, so that batching, restarts and order cannot matter.
 
 Text of its tokens is valid UTF-8 with characters of one to four bytes. Factories at the end are named in tests as
 ``fake_device:NAME``; the core process imports this module through PYTHONPATH.

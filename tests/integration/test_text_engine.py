@@ -232,9 +232,13 @@ async def test_health_and_the_end(make_engine: Make, bounded: Bounded) -> None:
     assert "no step" in engine.health().reason
     await bounded(engine.stop())
     with pytest.raises(EngineUnavailableError, match="shutting down"):
-        while True:
-            await bounded(anext(stream))
+        await bounded(_drained(stream))
     assert engine.health().state == "stopped"
+
+
+async def _drained(stream: Any) -> None:
+    async for _ in stream:
+        pass
 
 
 async def test_startup_tables_add_up(make_engine: Make) -> None:
@@ -254,3 +258,24 @@ async def test_chat_template_and_defaults(make_engine: Make) -> None:
     assert engine.tokenizer.vocab_tokens == VOCAB
     assert BOS in engine.tokenizer.special_ids
     assert next_token([1, 2, 3]) == next_token([1, 2, 3])
+
+
+def test_the_same_under_uvloop(runtime_parent: Path, model_dir: Path) -> None:
+    """The server runs on uvloop, whose descriptors and wake-ups differ."""
+    import uvloop
+
+    async def scenario() -> str:
+        engine = TextEngine(engine_config(model_dir), executor_factory="fake_device:make_slow")
+        await asyncio.wait_for(engine.start(), 60)
+        text = ""
+        async with aclosing(engine.stream("tell me", SamplingParams(max_tokens=100))) as stream:
+            async for chunk in stream:
+                text += chunk.text
+                if engine.health().restarts == 0 and len(text) > 10 and engine.health().state == "ready":
+                    os.kill(engine._require_client().pid or 0, signal.SIGKILL)
+        assert engine.health().restarts == 1
+        await asyncio.wait_for(engine.stop(), 60)
+        return text
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(scenario()) == expected_text(b"tell me", 100)

@@ -18,7 +18,7 @@ from typing import Any
 import zmq
 
 from headrace.base.clock import SystemClock
-from headrace.base.errors import ConfigError, ProtocolError, RequestError
+from headrace.base.errors import ConfigError, HeadraceError, ProtocolError, RequestError
 from headrace.base.log import get_logger, setup_logging
 from headrace.engine.core_launch import CoreLaunch, read_launch
 from headrace.engine.error_records import record_of
@@ -110,7 +110,10 @@ class CoreServer:
             return 0
         except Exception as error:
             text = traceback.format_exc()
-            _log.error("the engine core ends: %s\n%s", error, text)
+            if core is None and isinstance(error, HeadraceError):
+                _log.debug("start-up failed; the front end tells the user\n%s", text)
+            else:
+                _log.error("the engine core ends: %s\n%s", error, text)
             self._send(CoreFailed(record_of(error), text))
             return EXIT_FAULT
         finally:

@@ -14,7 +14,6 @@ from headrace.base.errors import (
     ContextLengthError,
     EngineUnavailableError,
     HeadraceError,
-    NumericalError,
     ProtocolError,
 )
 from headrace.base.ids import RequestId
