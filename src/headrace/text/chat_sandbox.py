@@ -118,17 +118,15 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return limits.measured(result) if isinstance(result, list | tuple | dict) else result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return the sandbox's stand-in for ``format`` and ``format_map`` of a text, with checks; None for other values."""
+        """Return a checked stand-in for ``format`` and ``format_map`` of a text; None for other values."""
         stand_in = super().wrap_str_format(value)
         if stand_in is None:
             return None
         text, call = str(value.__self__), stand_in
 
         def checked(*args: Any, **kwargs: Any) -> str:
-            values = [*args, *kwargs.values()]
-            limits.check_braces(
-                text, *(item for value in values for item in (value.values() if isinstance(value, dict) else [value]))
-            )
+            groups = [value.values() if isinstance(value, dict) else [value] for value in (*args, *kwargs.values())]
+            limits.check_braces(text, *(item for group in groups for item in group))
             return call(*args, **kwargs)
 
         return checked
@@ -206,4 +204,14 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Write JSON without HTML escapes, as Hugging Face does."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None:
+        return encoder.encode(value)
+    pieces, characters = [], 0  # indentation can make a small value long, so the text is counted while it grows
+    for piece in encoder.iterencode(value):
+        characters += len(piece)
+        if characters > limits.MAX_TEXT_CHARS:
+            break
+        pieces.append(piece)
+    limits.check_characters(characters)
+    return limits.join_checked(pieces)

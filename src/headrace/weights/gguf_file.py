@@ -276,7 +276,7 @@ class _HeaderReader:
         end = base + offset + size_bytes
         if end > self._size:
             raise WeightLoadError(
-                f"{self._path}: tensor {name!r} ends at byte {end}, but the file has only {self._size}; it is truncated, "
-                "fetch it again"
+                f"{self._path}: tensor {name!r} ends at byte {end}, but the file has only {self._size}; it is "
+                "truncated, fetch it again"
             )
         return GgufTensor(name, kind, shape, base + offset, size_bytes)

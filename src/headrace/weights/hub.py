@@ -72,18 +72,18 @@ def _explain(name: str, config: ModelConfig, error: Exception, offline: bool) ->
         return f"{name}: there is no revision {config.revision!r} on the hub; check --revision"
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
-            f"{name}: neither a local directory nor a model on the hub that can be seen with the token at hand; check the "
-            f"name, or give a token if the model is private{_TOKEN_HINT}"
+            f"{name}: neither a local directory nor a model on the hub that can be seen with the token at hand; "
+            f"check the name, or give a token if the model is private{_TOKEN_HINT}"
         )
     if isinstance(error, errors.LocalEntryNotFoundError):
         if offline:
             return (
-                f"{name}{revision}: is not (completely) in the cache, and HF_HUB_OFFLINE forbids the network; unset it once "
-                "to fetch the model"
+                f"{name}{revision}: is not (completely) in the cache, and HF_HUB_OFFLINE forbids the network; unset it "
+                "once to fetch the model"
             )
         return (
-            f"{name}{revision}: the hub cannot be reached and the model is not in the cache; check the network, HF_ENDPOINT "
-            f"and proxies ({error.__cause__ or error})"
+            f"{name}{revision}: the hub cannot be reached and the model is not in the cache; check the network, "
+            f"HF_ENDPOINT and proxies ({error.__cause__ or error})"
         )
     if isinstance(error, errors.HfHubHTTPError):
         status = getattr(error.response, "status_code", None)

@@ -101,7 +101,8 @@ def load_weights(
 
 def dummy_values(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     """Return random float32 values: normal with standard deviation 0.02, around 1 for norms, else around 0."""
-    generator = torch.Generator().manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
+    # The CPU generator looks at 32 bits of a seed only, so both go into one hash.
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
     values = 1
     for size in shape:
         values *= size
@@ -121,8 +122,8 @@ def _load_entry(entry: _Entry, target: WeightTarget) -> None:
     tensor = entry.read()
     if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         raise WeightLoadError(
-            f"tensor {entry.name!r} in {entry.where} has type {str(tensor.dtype).removeprefix('torch.')}; only float32, "
-            "float16, bfloat16 and float64 checkpoints are supported"
+            f"tensor {entry.name!r} in {entry.where} has type {str(tensor.dtype).removeprefix('torch.')}; only "
+            "float32, float16, bfloat16 and float64 checkpoints are supported"
         )
     target.load(tensor)
 
@@ -157,8 +158,11 @@ def _safetensors_entries(paths: Sequence[Path]) -> Iterator[_Entry]:
                     part = file.get_slice(name)
                     tensor_shape = tuple(int(size) for size in part.get_shape())
 
-                    def read(name: str = name, file: safe_open = file) -> torch.Tensor:
-                        return file.get_tensor(name)
+                    def read(name: str = name, file: safe_open = file, path: Path = path) -> torch.Tensor:
+                        try:
+                            return file.get_tensor(name)
+                        except (SafetensorError, OSError) as error:
+                            raise WeightLoadError(f"{path}: tensor {name!r} cannot be read: {error}") from error
 
                     yield _Entry(name, tensor_shape, _stored_bytes(tensor_shape, part.get_dtype()), path.name, read)
         except (SafetensorError, OSError) as error:
