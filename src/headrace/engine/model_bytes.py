@@ -15,6 +15,7 @@ from headrace.config import ModelConfig
 from headrace.config.decoder import DecoderConfig
 from headrace.platforms.devices import DeviceRecord
 from headrace.types.cache_specs import FullAttentionSpec, LayerCache
+from headrace.worker.placement import choose_quantization
 
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -58,10 +59,12 @@ def choose_formats(decoder: DecoderConfig, device: DeviceRecord, model: ModelCon
         device: where it runs.
         model: ``dtype`` and ``quantization``.
         quantized: True if the checkpoint is a quantised GGUF.
+
+    Raises:
+        ConfigError: int8 on a GPU.
     """
     cpu = device.kind == "cpu"
-    wants_int8 = model.quantization == "auto" and quantized and model.dtype == "auto"
-    if cpu and (model.quantization == "int8" or wants_int8):
+    if choose_quantization(model, "cpu" if cpu else "cuda", quantized=quantized) == "int8":
         return Formats("float32", True)
     if model.dtype != "auto":
         return Formats(model.dtype, False)
@@ -138,8 +141,8 @@ def activation_bytes(decoder: DecoderConfig, formats: Formats, ranks: int, step_
 
 
 def logits_bytes(decoder: DecoderConfig, rows: int) -> int:
-    """Return the memory of sampling: logits, probabilities and a sorted copy of the whole vocabulary, float32."""
-    return 3 * rows * decoder.vocab_size * 4
+    """Return the memory of sampling: the logits in float32 and three copies of them (as `worker.profile` reserves)."""
+    return 4 * rows * decoder.vocab_size * 4
 
 
 def layer_caches(decoder: DecoderConfig, formats: Formats, ranks: int) -> list[LayerCache]:

@@ -31,8 +31,8 @@ from headrace.kv.budget import make_layout
 from headrace.platforms.devices import DEVICES, DeviceRecord
 from headrace.types.cache_specs import KvLayout, LayerCache
 from headrace.weights.source import DEFAULT_MODEL, ModelFiles, resolve_model
+from headrace.worker.memory import GpuUse, cpu_cache_bytes, gpu_cache_bytes
 
-CPU_CACHE_BYTES_MAX = 8 << 30
 _CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)
 
 
@@ -66,15 +66,15 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         reserved_bytes: driver, context, libraries.
         weights: parameters.
         activation_bytes: largest step (estimate).
-        logits_bytes: logits of ``--max-num-seqs`` rows, their probabilities and a sorted copy, in float32.
+        logits_bytes: logits of ``--max-num-seqs`` rows and three copies for drawing, in float32.
         kv_bytes: the KV cache.
         kv_token_bytes: KV of one token in all layers.
         kv_blocks: blocks for requests (the null block left out).
         block_tokens: tokens in one block.
         kv_tokens: tokens that the KV cache holds.
         model_max_len: longest request that the model was made for, in tokens.
-        max_model_len: longest request that the engine would take: ``--max-model-len``, or else the model's length or what
-            the KV cache holds.
+        max_model_len: longest request that the engine would take: ``--max-model-len``, or else the model's length or
+            what the KV cache holds.
         free_bytes: of the device after all of the above; negative: missing.
         fits: True if the engine would start, and run a request of ``max_model_len`` tokens.
         concurrency: requests at once by length.
@@ -156,17 +156,19 @@ def _sizes(
         reserved=device.reserved_bytes,
         weights=weight_bytes(decoder, formats, ranks),
         activations=activation_bytes(decoder, formats, ranks, config.scheduler.max_num_batched_tokens),
-        logits=logits_bytes(decoder, config.scheduler.max_num_seqs),
+        logits=logits_bytes(decoder, min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)),
     )
 
 
-def _cache_bytes(sizes: _Sizes, device: DeviceRecord, config: EngineConfig, ranks: int) -> int:
-    """Return the bytes that the engine would give the KV cache of one rank."""
-    if config.cache.kv_cache_memory_bytes is not None:
-        return config.cache.kv_cache_memory_bytes
+def _cache_bytes(sizes: _Sizes, device: DeviceRecord, memory_bytes: int, config: EngineConfig, ranks: int) -> int:
+    """Return the bytes that a worker would give the KV cache of one rank, by the worker's own rules."""
     if device.kind == "cpu":
-        return max(0, min(int(sizes.rest * config.cache.cpu_memory_share), CPU_CACHE_BYTES_MAX // ranks))
-    return max(0, sizes.rest)
+        return cpu_cache_bytes(config.cache, max(0, memory_bytes - ranks * sizes.weights.total), ranks)
+    use = GpuUse(memory_bytes, sizes.reserved + sizes.weights.total, sizes.activations + sizes.logits)
+    try:
+        return gpu_cache_bytes(config.cache, use)
+    except InsufficientMemoryError:
+        return 0
 
 
 def make_plan(
@@ -199,7 +201,7 @@ def make_plan(
     sizes = _sizes(decoder, formats, device, memory_bytes, config, ranks)
     wanted_len = config.model.max_model_len or decoder.max_position
     caches = layer_caches(decoder, formats, ranks)
-    layout = _layout(caches, config, _cache_bytes(sizes, device, config, ranks), wanted_len)
+    layout = _layout(caches, config, _cache_bytes(sizes, device, memory_bytes, config, ranks), wanted_len)
     token_bytes = sum(cache.spec.token_bytes() for cache in caches)
     blocks = layout.groups[0].num_blocks - 1 if layout is not None else 0
     kv_bytes = layout.total_bytes() if layout is not None else 0

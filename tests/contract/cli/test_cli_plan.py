@@ -1,10 +1,13 @@
 """``headrace plan`` from each kind of source, as a table and as JSON."""
 
 import json
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -50,6 +53,16 @@ def test_the_advised_flag_makes_it_fit(headrace, model_dir, flag):
     plan = json.loads(headrace(*arguments, "--json").out)
     [advised] = [row["flag"] for row in plan["advice"] if row["flag"].startswith(flag)]
     assert headrace(*arguments, *advised.split()).code == 0
+
+
+def test_the_example_in_the_docs_is_what_the_command_prints(headrace, model_dir, monkeypatch):
+    folder = model_dir / "llama-3.1-8b"
+    folder.mkdir()
+    (model_dir / "config.json").rename(folder / "config.json")
+    monkeypatch.chdir(model_dir)
+    [example] = re.findall(r"```text\n\$ headrace plan (.*?)```", DOCS.read_text(), re.DOTALL)
+    arguments, _, output = example.partition("\n")
+    assert headrace("plan", *arguments.split()).out == output
 
 
 def test_memory_of_the_device_can_be_given(headrace, model_dir):
