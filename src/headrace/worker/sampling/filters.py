@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from headrace.worker.sampling.draw_params import DrawParams
 from headrace.worker.sampling.rowwise import (
     SUM_BLOCK_TOKENS,
     block_sums,
@@ -23,30 +24,10 @@ from headrace.worker.sampling.rowwise import (
     row_top_columns,
     to_device,
 )
+from headrace.worker.sampling.wide_rows import draw_wide_rows
 
 FOLD = 16
 CANDIDATE_COLUMNS = 256
-
-
-@dataclass(frozen=True)
-class DrawParams:
-    """Parameters of the rows to draw from, each [rows].
-
-    Attributes:
-        temperature: above 0.
-        top_k: 0 is off.
-        top_p: 1 is off.
-        min_p: 0 is off.
-    """
-
-    temperature: npt.NDArray[np.float64]
-    top_k: npt.NDArray[np.int64]
-    top_p: npt.NDArray[np.float64]
-    min_p: npt.NDArray[np.float64]
-
-    def take(self, rows: npt.NDArray[np.int64]) -> DrawParams:
-        """Return the parameters of some rows."""
-        return DrawParams(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
 @dataclass(frozen=True)
@@ -169,11 +150,22 @@ def draw_filtered(logits: Tensor, peaks: Tensor, params: DrawParams, uniform: Te
     short = np.flatnonzero(~complete.cpu().numpy())
     if short.size:
         rows = to_device(short, logits)
-        whole = all_candidates(logits[rows])
         mass_rows = None if mass is None else mass[rows]
-        redrawn, _ = _draw_from(whole, peaks[rows], temperature[rows], mass_rows, params.take(short), uniform[rows])
-        ids[rows] = redrawn
+        ids[rows] = _draw_wide(
+            logits[rows], peaks[rows], temperature[rows], mass_rows, params.take(short), uniform[rows]
+        )
     return ids
+
+
+def _draw_wide(
+    logits: Tensor, peaks: Tensor, temperature: Tensor, mass: Tensor | None, params: DrawParams, uniform: Tensor
+) -> Tensor:
+    """Draw with the whole vocabulary in view."""
+    if logits.device.type != "cpu":
+        return _draw_from(all_candidates(logits), peaks, temperature, mass, params, uniform)[0]
+    scaled = scale(logits, peaks, temperature)
+    full_mass = None if mass is None else mass.numpy()
+    return torch.from_numpy(draw_wide_rows(scaled.numpy(), params, full_mass, uniform.numpy()))
 
 
 def _draw_from(

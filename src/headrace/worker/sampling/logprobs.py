@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headrace.types.results import TokenLogprobs
 from headrace.worker.sampling.filters import find_candidates
-from headrace.worker.sampling.rowwise import row_mass, to_device
+from headrace.worker.sampling.rowwise import row_count_above, row_mass, to_device
 
 MAX_SLICE_POSITIONS = 256
 MAX_SLICE_BYTES = 64 << 20
@@ -38,7 +38,7 @@ def position_logprobs(
     peaks = raw.amax(dim=1)
     normaliser = peaks.double() + row_mass(raw - peaks[:, None]).log()
     chosen = raw.gather(1, to_device(token_ids, raw)[:, None])
-    ranks = ((raw > chosen).sum(dim=1) + 1).tolist()
+    ranks = (row_count_above(raw, chosen) + 1).tolist()
     logprobs = (chosen[:, 0].double() - normaliser).tolist()
     most = min(int(top_counts.max()), raw.shape[1])
     if most == 0:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from headrace.types.plans import SlotStart
 from headrace.types.sampling import SamplingParams
-from headrace.worker.sampling.filters import DrawParams
+from headrace.worker.sampling.draw_params import DrawParams
 from headrace.worker.sampling.randomness import fold_seed
 
 MIN_TEMPERATURE = 1e-6

@@ -50,6 +50,18 @@ def row_finite(logits: Tensor) -> npt.NDArray[np.bool_]:
     return finite
 
 
+def row_count_above(values: Tensor, limits: Tensor) -> npt.NDArray[np.int64]:
+    """Return how many entries of each row are above its limit.
+
+    Args:
+        values: [rows, columns].
+        limits: [rows, 1].
+    """
+    if values.device.type == "cpu":
+        return np.count_nonzero(values.numpy() > limits.numpy(), axis=1)
+    return (values > limits).sum(dim=1).cpu().numpy()
+
+
 def row_sorted(values: Tensor) -> Tensor:
     """Return the rows sorted in descending order."""
     if values.device.type == "cpu":
