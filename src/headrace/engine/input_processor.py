@@ -126,9 +126,11 @@ class InputProcessor:
             )
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def is_quick(self, prompt: str | Sequence[int]) -> bool:
+    @staticmethod
+    def is_quick(prompt: str | Sequence[int], sampling: SamplingParams) -> bool:
         """True if `process` takes so little time that an event loop may wait for it."""
-        return len(prompt) <= SHORT_TEXT_CHARS
+        ids = len(sampling.logit_bias or ()) + len(sampling.allowed_token_ids or ()) + len(sampling.stop_token_ids)
+        return len(prompt) + ids + sum(len(word) for word in sampling.bad_words) <= SHORT_TEXT_CHARS
 
     def prepare(self) -> None:
         """Do the slow one-time work (longest token of the vocabulary) ahead of the first prompt."""
@@ -148,6 +150,7 @@ class InputProcessor:
         return self._tokenizer
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
+        self._check_prompt_length(len(token_ids))  # before millions of ids are looked at
         return self._in_vocabulary(token_ids, "prompt", "the prompt")
 
     def _in_vocabulary(self, token_ids: Iterable[int], param: str, what: str) -> list[int]:
@@ -169,15 +172,8 @@ class InputProcessor:
 
     def _fit_length(self, prompt_tokens: int, sampling: SamplingParams) -> SamplingParams:
         """Return the parameters with ``max_tokens`` set, or refuse what cannot be reached."""
+        self._check_prompt_length(prompt_tokens)
         longest = self._ready.max_model_len
-        if prompt_tokens == 0:
-            raise RequestError("the prompt is empty: it needs at least one token", param="prompt")
-        if prompt_tokens >= longest:
-            raise ContextLengthError(
-                f"the prompt has {prompt_tokens} tokens, but prompt and output together may have {longest}: shorten "
-                f"the prompt to at most {longest - 1} tokens",
-                param="prompt",
-            )
         room = longest - prompt_tokens
         wanted = room if sampling.max_tokens is None else sampling.max_tokens
         if wanted > room:
@@ -193,6 +189,17 @@ class InputProcessor:
             )
         self._check_fits(prompt_tokens + wanted)
         return sampling if sampling.max_tokens is not None else sampling.replace(max_tokens=wanted)
+
+    def _check_prompt_length(self, prompt_tokens: int) -> None:
+        longest = self._ready.max_model_len
+        if prompt_tokens == 0:
+            raise RequestError("the prompt is empty: it needs at least one token", param="prompt")
+        if prompt_tokens >= longest:
+            raise ContextLengthError(
+                f"the prompt has {prompt_tokens} tokens, but prompt and output together may have {longest}: shorten "
+                f"the prompt to at most {longest - 1} tokens",
+                param="prompt",
+            )
 
     def _check_fits(self, tokens: int) -> None:
         for group in self._ready.layout.groups:

@@ -271,7 +271,7 @@ class TextEngine:
     async def _process(self, prompt: str | Sequence[int], sampling: SamplingParams, **facts: Any) -> ProcessedPrompt:
         if self._inputs is None:
             raise EngineUnavailableError("the model is still loading")
-        if self._inputs.is_quick(prompt):
+        if self._inputs.is_quick(prompt, sampling):
             return self._inputs.process(prompt, sampling, **facts)
         return await asyncio.to_thread(self._inputs.process, prompt, sampling, **facts)
 

@@ -86,8 +86,12 @@ def test_a_long_text_is_refused_before_it_is_tokenised(parts: TextParts, monkeyp
     monkeypatch.setattr(parts.tokenizer, "encode", lambda *a, **k: pytest.fail("tokenised"))
     with pytest.raises(ContextLengthError, match="10000000 characters"):
         inputs.tokenize("x" * 10_000_000)
-    assert not inputs.is_quick("x" * 10_000_000)
-    assert inputs.is_quick("x" * 100)
+    plain = SamplingParams()
+    assert not inputs.is_quick("x" * 10_000_000, plain)
+    assert not inputs.is_quick("x", plain.replace(bad_words=["y" * 10_000]))
+    assert inputs.is_quick("x" * 100, plain)
+    with pytest.raises(ContextLengthError, match="1000000 tokens"):
+        inputs.process(["not looked at"] * 1_000_000, plain, request_id="r", arrival_s=0.0)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("prompt", [[], [VOCAB], [-1], [True], [1.5], ["a"], "\ud800"])
