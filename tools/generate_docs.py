@@ -181,6 +181,20 @@ def http_tables() -> str:
     return "\n".join(parts)
 
 
+def attention_table() -> str:
+    """Table of the capability records of the attention backends."""
+    from headrace.attention.capability import BACKENDS
+
+    def names(items: frozenset[str]) -> str:
+        return ", ".join(sorted(items))
+
+    rows = []
+    for name, record in sorted(BACKENDS.items(), key=lambda item: -item[1].priority):
+        invariant = "yes" if record.batch_invariant else "no"
+        rows.append((f"`{name}`", names(record.devices), names(record.dtypes), invariant, str(record.priority)))
+    return table(("backend", "devices", "types", "batch-invariant", "priority"), rows)
+
+
 def metric_table() -> str:
     """Table of the metrics, read from the exposition text of a fresh registry."""
     from headrace.observe.metrics import ServerMetrics  # the one import here that needs a third-party library
@@ -202,6 +216,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "sampling": sampling_table,
     "metrics": metric_table,
     "http": http_tables,
+    "attention": attention_table,
 }
 
 
