@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -219,14 +220,35 @@ async def test_an_idle_core_uses_no_processor(make_client: MakeClient, bounded: 
     assert after[1] - before[1] <= 0.15
 
 
-async def test_the_core_ends_when_the_front_end_is_gone(make_client: MakeClient, bounded: Bounded) -> None:
-    client = await make_client("make")
-    life = client._life
-    assert life is not None
-    client._monitor.cancel()  # type: ignore[union-attr]
-    assert life.core.process.stdin is not None
-    life.core.process.stdin.close()  # what the kernel does when the front end dies
-    await bounded(life.exited.wait())
+FRONT_END = """
+import asyncio, sys
+from pathlib import Path
+from fake_device import engine_config
+from headrace.engine.client import CoreClient
+
+async def main():
+    client = CoreClient(engine_config(sys.argv[1]), executor_factory="fake_device:make")
+    await client.start()
+    print(client.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_the_core_ends_when_the_front_end_is_killed(
+    runtime_parent: Path, model_dir: Path, bounded: Bounded
+) -> None:
+    front = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FRONT_END, str(model_dir), stdout=asyncio.subprocess.PIPE
+    )
+    assert front.stdout is not None
+    core = psutil.Process(int(await bounded(front.stdout.readline())))
+    front.kill()
+    await bounded(front.wait())
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, [core], 20)
+    assert (len(gone), alive) == (1, [])
+    assert list(runtime_parent.iterdir()) == [], "the core removes the socket directory then"
 
 
 async def test_sigterm_is_an_orderly_end(make_client: MakeClient, bounded: Bounded) -> None:

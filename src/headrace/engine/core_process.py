@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -49,10 +50,12 @@ class StopSignal:
 
     Args:
         parent_pipe: its end of file means that the front end is gone.
+        runtime_dir: removed then, because nobody else will.
     """
 
-    def __init__(self, parent_pipe: int) -> None:
+    def __init__(self, parent_pipe: int, runtime_dir: str) -> None:
         self.requested = False
+        self._runtime_dir = runtime_dir
         self.wake_descriptor, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         signal.signal(signal.SIGTERM, self._on_signal)
@@ -69,6 +72,7 @@ class StopSignal:
             pass
         self.requested = True
         os.write(self._wake_write, b"\0")
+        shutil.rmtree(self._runtime_dir, ignore_errors=True)
         # The main thread may sit in a long step or in loading; nobody is left who could wait for it.
         threading.Event().wait(_GRACE_S)
         os._exit(EXIT_FAULT)
@@ -193,7 +197,7 @@ def main() -> int:
     except ProtocolError as error:
         _log.error("%s", error)
         return EXIT_FAULT
-    stop = StopSignal(parent_pipe)
+    stop = StopSignal(parent_pipe, launch.runtime_dir)
     startup.mark("python")
     return CoreServer(launch, stop, startup).run()
 
