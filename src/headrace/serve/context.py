@@ -6,6 +6,7 @@ Must not contain the logic of any endpoint.
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from headrace.engine.text_engine import TextEngine
     from headrace.serve.interrupt import Interruptible
 
+_GUEST_THREADS = 2
+
 
 class ServeState:
     """State of one server.
@@ -28,6 +31,7 @@ class ServeState:
         metrics: where requests are counted.
         created_unix_s: when the server began; shown as the model's creation time.
         in_flight: generation requests that run now.
+        guest_threads: where chat templates that came with requests are compiled and rendered.
     """
 
     def __init__(self, engine: TextEngine, config: ServerConfig, metrics: ServerMetrics) -> None:
@@ -36,6 +40,7 @@ class ServeState:
         self.metrics = metrics
         self.created_unix_s = int(time.time())
         self.in_flight: set[Interruptible] = set()
+        self.guest_threads = ThreadPoolExecutor(_GUEST_THREADS, thread_name_prefix="guest-template")
         self._stopping = False
 
     @property

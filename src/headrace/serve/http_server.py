@@ -136,6 +136,7 @@ class HttpServer:
             await serving
         finally:
             timer.cancel()
+            self._state.guest_threads.shutdown(wait=False, cancel_futures=True)
             await self._engine.stop()
 
     def _end_requests(self) -> None:

@@ -45,6 +45,10 @@ class FakeTokenizer:
 class FakeTemplate:
     """Writes ``role: content`` lines."""
 
+    @staticmethod
+    def flat(content: str | list[dict[str, str]]) -> str:
+        return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
     def __init__(self, source: str = "") -> None:
         self.source = source
 
@@ -58,7 +62,7 @@ class FakeTemplate:
     ) -> str:
         if "raise_exception" in self.source or kwargs.get("fail"):
             raise TemplateError("the chat template raised: no", param="chat_template")
-        text = self.source + "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+        text = self.source + "".join(f"{m['role']}: {self.flat(m['content'])}\n" for m in messages)
         if kwargs:
             text += f"{sorted(kwargs.items())}\n"
         if continue_final_message:

@@ -126,10 +126,7 @@ class ChatWriter:
             "created": int(time.time()),
             "model": state.engine.model_name,
         }
-        last = body.messages[-1]
-        self._echoed = (
-            last.to_template(len(body.messages) - 1)["content"] if body.echo and last.role == "assistant" else ""
-        )
+        self._echoed = _last_text(body) if body.echo else ""
 
     async def collect(self) -> dict[str, Any]:
         """Run to the end and return the answer."""
@@ -226,3 +223,12 @@ class ChatWriter:
         if self._body.return_token_ids:
             fields["prompt_token_ids"] = list(chunk.prompt_token_ids)
         return fields
+
+
+def _last_text(body: ChatCompletionRequest) -> str:
+    """Return the text of the last message if it is the assistant's."""
+    last = body.messages[-1]
+    if last.role != "assistant":
+        return ""
+    content = last.to_template(len(body.messages) - 1)["content"]
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

@@ -59,7 +59,7 @@ class ChatMessage(RequestModel):
     }
 
     def to_template(self, index: int) -> dict[str, Any]:
-        """Return the message as the chat template sees it: ``developer`` becomes ``system``, parts one text.
+        """Return the message as the chat template sees it: ``developer`` becomes ``system``, every part a text.
 
         Raises:
             NotImplementedFeatureError: tools, images, audio or files.
@@ -76,32 +76,35 @@ class ChatMessage(RequestModel):
             raise NotImplementedFeatureError(error.message, param=f"{where}.{error.param}") from None
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": self._text(where),
+            "content": self._content(where),
         }
         for name in ("name", "reasoning", "reasoning_content"):
             if getattr(self, name) is not None:
                 message[name] = getattr(self, name)
         return message
 
-    def _text(self, where: str) -> str:
+    def _content(self, where: str) -> str | list[dict[str, str]]:
         if isinstance(self.content, str):
             return self.content
         if self.content is None:
             if self.role == "assistant":
                 return self.refusal or ""
-            raise RequestError(f"{where}.content is required", param=f"{where}.content")
-        texts = []
-        for number, part in enumerate(self.content):
-            name = f"{where}.content[{number}]"
-            if part.type not in ("text", "refusal"):
-                raise NotImplementedFeatureError(
-                    f"{name}: parts of type '{part.type}' are not implemented in Headrace; only 'text' is", param=name
-                )
-            text = part.text if part.type == "text" else part.refusal
-            if text is None:
-                raise RequestError(f"{name}.{part.type} is required", param=f"{name}.{part.type}")
-            texts.append(text)
-        return "\n".join(texts)
+            raise RequestError(f"'{where}.content' is required", param=f"{where}.content")
+        return [
+            {"type": "text", "text": self._part_text(part, f"{where}.content[{number}]")}
+            for number, part in enumerate(self.content)
+        ]
+
+    @staticmethod
+    def _part_text(part: ContentPart, where: str) -> str:
+        if part.type not in ("text", "refusal"):
+            raise NotImplementedFeatureError(
+                f"{where}: parts of type '{part.type}' are not implemented in Headrace; only 'text' is", param=where
+            )
+        text = part.text if part.type == "text" else part.refusal
+        if text is None:
+            raise RequestError(f"'{where}.{part.type}' is required", param=f"{where}.{part.type}")
+        return text
 
 
 CHAT_REFUSED: dict[str, Refusal] = {

@@ -37,15 +37,16 @@ async def render_prompt(state: ServeState, body: TemplateFields, messages: list[
         )
     plain = [message.to_template(index) for index, message in enumerate(messages)]
     variables = _variables(body)
-    template = _template(state, body)
-    # In a thread: a template of the request may be slow, and the event loop serves everybody.
-    return await asyncio.to_thread(
-        template.render,
-        plain,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=carry_on,
-        **variables,
-    )
+
+    def render() -> str:
+        return _template(state, body).render(
+            plain, add_generation_prompt=add_generation_prompt, continue_final_message=carry_on, **variables
+        )
+
+    # In a thread, because a template may be slow and the event loop serves everybody. Templates that requests bring
+    # have few threads of their own, so that slow ones hold up only each other.
+    threads = None if body.chat_template is None else state.guest_threads
+    return await asyncio.get_running_loop().run_in_executor(threads, render)
 
 
 _OWN_NAMES = frozenset({"messages", "add_generation_prompt", "continue_final_message", "tools"})
