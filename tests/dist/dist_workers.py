@@ -71,3 +71,14 @@ class Make:
 
     def __call__(self, tp):
         return SumWorker(tp, self.fault, 1, self.fault_step)
+
+
+class BulkWorker(SumWorker):
+    """Answers with as much as no pipe can buffer."""
+
+    def execute(self, plan):
+        return StepResult(plan.step, [RowResult(list(range(500_000)))])
+
+
+def make_bulk(tp):
+    return BulkWorker(tp)

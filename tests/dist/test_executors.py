@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dist_workers import LAYOUT, Make, plan
+from dist_workers import LAYOUT, Make, make_bulk, plan
 
 from headrace.base.errors import EngineUnavailableError, InsufficientMemoryError, InvariantError
 from headrace.parallel.executor import InlineExecutor
@@ -118,10 +118,23 @@ def test_a_rank_that_hangs_is_ended_within_bounds(tmp_path):
     assert gone(pids)
 
 
+def test_large_plans_and_large_results_in_flight_do_not_block_each_other(tmp_path):
+    executor = MultiprocessExecutor(make_bulk, 1, str(tmp_path))
+    try:
+        executor.start()
+        executor.allocate(LAYOUT)
+        for step in range(3):
+            executor.submit(plan(step, rows=60_000))
+        results = [executor.collect() for _ in range(3)]
+    finally:
+        executor.close()
+    assert [(result.step, len(result.rows[0].token_ids)) for result in results] == [(n, 500_000) for n in range(3)]
+
+
 ORPHANING = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from dist_workers import LAYOUT, Make, plan
+from dist_workers import LAYOUT, Make, make_bulk, plan
 from headrace.parallel.executor_multiprocess import MultiprocessExecutor
 if __name__ == "__main__":
     executor = MultiprocessExecutor(Make("hang", 1), 2, sys.argv[2])

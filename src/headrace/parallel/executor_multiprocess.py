@@ -117,7 +117,6 @@ class MultiprocessExecutor:
         self._start_timeout_s = start_timeout_s
         self._close_timeout_s = close_timeout_s
         self._folder: PrivateFolder | None = None
-        self._lifelines: list[Connection] = []
         self._ranks: list[Rank] = []
         self._in_flight = 0
         self._serving = False
@@ -173,16 +172,13 @@ class MultiprocessExecutor:
             # Refused for a process that even SIGKILL could not end yet; the system reaps it later.
             with suppress(ValueError):
                 rank.process.close()
-        for lifeline in self._lifelines:
-            lifeline.close()
-        self._ranks, self._lifelines, self._in_flight, self._serving = [], [], 0, False
+        self._ranks, self._in_flight, self._serving = [], 0, False
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
 
     def _spawn(self, context: multiprocessing.context.SpawnContext, index: int, init_method: str) -> None:
         pipe, pipe_of_rank = context.Pipe(duplex=True)
-        lifeline_of_rank, lifeline = context.Pipe(duplex=False)
         process = context.Process(
             target=rank_main,
             args=(
@@ -192,16 +188,13 @@ class MultiprocessExecutor:
                 init_method,
                 self._collective_timeout_s,
                 pipe_of_rank,
-                lifeline_of_rank,
             ),
             name=f"headrace-rank-{index}",
             daemon=True,
         )
-        self._lifelines.append(lifeline)
         process.start()
-        # The child holds its own ends now; ours must go, or the end of the child would not close the pipe.
+        # The child holds its own end now; our copy must go, or the end of the child would not close the pipe.
         pipe_of_rank.close()
-        lifeline_of_rank.close()
         self._ranks.append(Rank(index, process, pipe))
 
     def _broadcast(self, message: ToRank) -> None:

@@ -11,12 +11,13 @@ import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from headrace.base.errors import HeadraceError
-from headrace.base.log import setup_logging
+from headrace.base.log import get_logger, setup_logging
 from headrace.types.cache_specs import KvLayout
 from headrace.types.plans import StepPlan
 from headrace.types.results import StepResult
@@ -24,6 +25,8 @@ from headrace.types.worker_facts import WorkerFacts
 
 if TYPE_CHECKING:
     from headrace.parallel.executor import MakeWorker, WorkerLike
+
+_log = get_logger(__name__)
 
 ORPHAN_EXIT_CODE = 17
 FAILED_EXIT_CODE = 1
@@ -92,7 +95,6 @@ def rank_main(
     init_method: str,
     collective_timeout_s: float,
     pipe: Connection,
-    lifeline: Connection,
 ) -> None:
     """Entry of a rank's process.
 
@@ -102,17 +104,14 @@ def rank_main(
         size: number of ranks.
         init_method: where the ranks meet.
         collective_timeout_s: bound of every collective.
-        pipe: commands in, answers out.
-        lifeline: nothing is ever sent on it; it ends when the parent ends.
+        pipe: commands in, answers out; its end means that the parent is gone.
     """
     # Ctrl-C reaches the whole process group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent(lifeline)
+    commands = _read_commands(pipe)
     setup_logging(f"rank {rank}")
     try:
-        _serve(make_worker, rank, size, init_method, collective_timeout_s, pipe)
-    except EOFError:
-        os._exit(ORPHAN_EXIT_CODE)
+        _serve(make_worker, rank, size, init_method, collective_timeout_s, pipe, commands)
     except Exception as error:
         _report(pipe, error)
         # A collective of another thread, or the group's own clean-up, may wait for a lost rank: leave at once.
@@ -120,7 +119,13 @@ def rank_main(
 
 
 def _serve(
-    make_worker: MakeWorker, rank: int, size: int, init_method: str, collective_timeout_s: float, pipe: Connection
+    make_worker: MakeWorker,
+    rank: int,
+    size: int,
+    init_method: str,
+    collective_timeout_s: float,
+    pipe: Connection,
+    commands: SimpleQueue[ToRank],
 ) -> None:
     from headrace.parallel.groups import TensorParallel
     from headrace.parallel.rendezvous import process_group
@@ -129,7 +134,7 @@ def _serve(
         worker = make_worker(TensorParallel(rank, size))
         pipe.send_bytes(ENCODER.encode(Loaded(worker.load())))
         while True:
-            command = _TO_RANK.decode(pipe.recv_bytes())
+            command = commands.get()
             if isinstance(command, Stop):
                 return
             _obey(command, worker, rank, pipe)
@@ -161,13 +166,26 @@ def _report(pipe: Connection, error: Exception) -> None:
         os._exit(ORPHAN_EXIT_CODE)
 
 
-def _die_with_parent(lifeline: Connection) -> None:
-    """Exit as soon as the parent's end of the lifeline closes, however the parent ended."""
+def _read_commands(pipe: Connection) -> SimpleQueue[ToRank]:
+    """Read commands in a thread of its own, into a queue.
 
-    def watch(leave: Callable[[int], None] = os._exit) -> None:
+    The parent can then always send, even while this rank is busy or itself sends a large answer; and the end of the
+    parent is seen at once, also in the middle of a step.
+    """
+    commands: SimpleQueue[ToRank] = SimpleQueue()
+
+    def read(leave: Callable[[int], None] = os._exit) -> None:
         try:
-            lifeline.recv_bytes()
+            while True:
+                command = _TO_RANK.decode(pipe.recv_bytes())
+                commands.put(command)
+                if isinstance(command, Stop):
+                    return
         except (EOFError, OSError):
             leave(ORPHAN_EXIT_CODE)
+        except msgspec.MsgspecError:
+            _log.exception("a command of the executor cannot be read")
+            leave(FAILED_EXIT_CODE)
 
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+    threading.Thread(target=read, name="commands", daemon=True).start()
+    return commands

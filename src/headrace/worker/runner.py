@@ -137,7 +137,7 @@ class StepRunner:
         rows, slots = inputs.sample_rows, inputs.sample_slots
         if not rows.size:
             return {}, {}
-        logits = self._model.logits(hidden[torch.from_numpy(inputs.sample_places).to(self._device)])
+        logits = self._model.logits(hidden[torch.from_numpy(inputs.sample_places).to(self._device)]).contiguous()
         positions = self.state.lengths[slots] - self.state.prompt_lengths[slots]
         sampled = self.sampler.sample(logits, slots, positions, self.state)
         for row, why in sampled.errors.items():
@@ -179,7 +179,7 @@ class StepRunner:
         for first in range(0, len(targets), width):
             part = targets[first : first + width]
             # Every rank takes part in making logits, whatever it does with them.
-            logits = self._model.logits(hidden[first : first + width])
+            logits = self._model.logits(hidden[first : first + width]).contiguous()
             healthy = healthy and bool(row_finite(logits).all())
             if healthy and self._with_logprobs:
                 entries += position_logprobs(logits, part, np.full(len(part), top))
