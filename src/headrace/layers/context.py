@@ -1,0 +1,32 @@
+"""What every layer needs to know about where it runs. Must not hold parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from headrace.attention.contract import AttentionBackend
+from headrace.parallel.groups import TensorParallel
+
+
+@dataclass(frozen=True)
+class ModelContext:
+    """How and where a model is built.
+
+    Attributes:
+        dtype: of weights and activations; float32 with quantization "int8".
+        device: of weights and activations.
+        tp: the ranks that share each layer.
+        quantization: "none", or "int8" (dynamic 8-bit linears, CPU).
+        attention: backend; its memory is allocated later.
+        invariant: a row's bits must not depend on the rest of the batch (float32 on a CPU).
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    tp: TensorParallel
+    quantization: Literal["none", "int8"]
+    attention: AttentionBackend
+    invariant: bool = False

@@ -1,0 +1,1 @@
+"""Attention as plain mathematics: the oracle of the backends."""
