@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from headrace.base.errors import ConfigError
 from headrace.config.engine import ModelConfig
@@ -11,7 +12,7 @@ from headrace.config.engine import ModelConfig
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
-def choose_quantization(config: ModelConfig, device: str, *, quantized: bool) -> str:
+def choose_quantization(config: ModelConfig, device: str, *, quantized: bool) -> Literal["none", "int8"]:
     """Return "int8" or "none" for the linears.
 
     Args:
@@ -26,7 +27,7 @@ def choose_quantization(config: ModelConfig, device: str, *, quantized: bool) ->
         raise ConfigError("--quantization int8 is a CPU path; remove it or use --device cpu", param="quantization")
     if config.quantization == "auto":
         return "int8" if quantized and device == "cpu" and config.dtype == "auto" else "none"
-    return config.quantization
+    return "int8" if config.quantization == "int8" else "none"
 
 
 def usable_cores(quota_file: Path = _CGROUP_QUOTA) -> int:

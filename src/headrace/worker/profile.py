@@ -9,7 +9,7 @@ import torch
 
 from headrace.attention.contract import AttentionBackend, LayerKv, RowBatch
 from headrace.config.engine import EngineConfig
-from headrace.models.contract import CausalModel
+from headrace.models.registry import CausalModel
 from headrace.types.cache_specs import GroupLayout, KvLayout
 from headrace.worker.memory import GpuUse, gpu_cache_bytes
 

@@ -18,8 +18,7 @@ from headrace.base.errors import InvariantError
 from headrace.base.log import get_logger
 from headrace.config.decoder import DecoderConfig, parse_decoder
 from headrace.config.engine import EngineConfig
-from headrace.models.contract import CausalModel, ModelContext
-from headrace.models.registry import build_model
+from headrace.models.registry import CausalModel, ModelContext, build_model
 from headrace.parallel.groups import TensorParallel
 from headrace.platforms.detect import Platform, current_platform
 from headrace.types.cache_specs import KvLayout
