@@ -6,12 +6,11 @@ A decode step is (run with N output tokens - run with one) / (N - 1): prefill an
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.bench.offline import OfflineEngine, random_prompts, token_range
 from headrace.bench.report import LatencyReport, environment, say, show_percentiles, summarize
+from headrace.config import EngineConfig
 from headrace.config.option import option
 
 
@@ -27,18 +26,17 @@ class LatencyOptions:
     bench_seed: int = option(0, "Seed of the prompts; each iteration has its own.")
 
 
-def run(model: str, engine_options: Mapping[str, Any], options: LatencyOptions) -> LatencyReport:
+def run(config: EngineConfig, options: LatencyOptions) -> LatencyReport:
     """Measure and return the report.
 
     Args:
-        model: MODEL argument.
-        engine_options: options of `headrace.LLM` by field name.
+        config: options of the engine.
         options: what to measure.
 
     Raises:
         HeadraceError: as `headrace.LLM`.
     """
-    engine = OfflineEngine(model, engine_options)
+    engine = OfflineEngine(config)
     try:
         ttft, step, e2e = _iterate(engine, options)
         facts = engine.facts()

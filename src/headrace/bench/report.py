@@ -58,8 +58,8 @@ class LatencyReport(msgspec.Struct, frozen=True, kw_only=True):
         schema: "headrace.bench.latency/1".
         model: MODEL as given.
         device: cpu or cuda.
-        dtype: ``--dtype`` as given.
-        quantization: ``--quantization`` as given.
+        dtype: of activations and KV cache.
+        quantization: of the linears: "int8" or "none".
         tensor_parallel_size: ranks.
         batch_size: requests at once.
         input_len: prompt tokens of each.
@@ -105,8 +105,8 @@ class ThroughputReport(msgspec.Struct, frozen=True, kw_only=True):
         schema: "headrace.bench.throughput/1".
         model: MODEL as given.
         device: cpu or cuda.
-        dtype: ``--dtype`` as given.
-        quantization: ``--quantization`` as given.
+        dtype: of activations and KV cache.
+        quantization: of the linears: "int8" or "none".
         tensor_parallel_size: ranks.
         num_prompts: requests.
         lengths: "fixed" or "mixed".

@@ -24,6 +24,7 @@ from headrace.config.option import option
 
 _URL = re.compile(rb"https?://[^\s\"'<>]+:\d+")
 _POLL_S = 0.02
+HEADRACE = (sys.executable, "-m", "headrace")
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def evict(paths: Sequence[Path]) -> int:
 class ServerProcess:
     """One ``headrace serve`` on a free port."""
 
-    def __init__(self, model: str, arguments: Sequence[str], environ: dict[str, str]) -> None:
-        self._command = [sys.executable, "-m", "headrace", "serve", model, "--port", "0", *arguments]
+    def __init__(self, command: Sequence[str], environ: dict[str, str]) -> None:
+        self._command = command
         self._environ = environ
         self._process: asyncio.subprocess.Process | None = None
         self._seen = b""
@@ -131,16 +132,20 @@ class ServerProcess:
             self._url.exception()  # seen by whoever waited for it
 
 
-async def one_start(
-    kind: str, model: str, arguments: Sequence[str], environ: dict[str, str], timeout_s: float
-) -> StartRun:
+async def one_start(kind: str, command: Sequence[str], environ: dict[str, str], timeout_s: float) -> StartRun:
     """Start a server, wait for its first chat answer, stop it.
+
+    Args:
+        kind: "cold" or "warm".
+        command: starts the server, which prints its URL.
+        environ: its environment.
+        timeout_s: longest wait for the answer.
 
     Raises:
         EngineUnavailableError: it did not come up in time.
         ServerAnswerError: it refused the chat request.
     """
-    server = ServerProcess(model, arguments, environ)
+    server = ServerProcess(command, environ)
     start_s = time.perf_counter()
     await server.start()
     try:
@@ -164,7 +169,11 @@ async def one_start(
 
 
 async def measure(
-    model: str, model_files: Sequence[Path], arguments: Sequence[str], options: StartupOptions
+    model: str,
+    model_files: Sequence[Path],
+    arguments: Sequence[str],
+    options: StartupOptions,
+    program: Sequence[str] = HEADRACE,
 ) -> StartupReport:
     """Run all starts, cold ones first; raises as `one_start`.
 
@@ -173,15 +182,17 @@ async def measure(
         model_files: files to drop from the page cache before a cold start.
         arguments: further flags for ``headrace serve``.
         options: how many starts.
+        program: words that run ``headrace``.
     """
+    command = [*program, "serve", model, "--port", "0", *arguments]
     runs = []
     for _ in range(options.cold_starts):
         evict(model_files)
         with tempfile.TemporaryDirectory(prefix="headrace-cold-") as cache:
             environ = {**os.environ, "HEADRACE_CACHE_DIR": cache}
-            runs.append(await one_start("cold", model, arguments, environ, options.timeout_s))
+            runs.append(await one_start("cold", command, environ, options.timeout_s))
     for _ in range(options.warm_starts):
-        runs.append(await one_start("warm", model, arguments, dict(os.environ), options.timeout_s))
+        runs.append(await one_start("warm", command, dict(os.environ), options.timeout_s))
 
     def median(kind: str, attribute: str) -> float | None:
         values = [getattr(run, attribute) for run in runs if run.kind == kind]

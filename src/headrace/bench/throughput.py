@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.bench.load import lengths
 from headrace.bench.offline import OfflineEngine, random_prompts, token_range
 from headrace.bench.report import ThroughputReport, environment, say
+from headrace.config import EngineConfig
 from headrace.config.option import option
 
 
@@ -25,18 +24,17 @@ class ThroughputOptions:
     bench_seed: int = option(0, "Seed of lengths and prompts.")
 
 
-def run(model: str, engine_options: Mapping[str, Any], options: ThroughputOptions) -> ThroughputReport:
+def run(config: EngineConfig, options: ThroughputOptions) -> ThroughputReport:
     """Measure and return the report.
 
     Args:
-        model: MODEL argument.
-        engine_options: options of `headrace.LLM` by field name.
+        config: options of the engine.
         options: what to measure.
 
     Raises:
         HeadraceError: as `headrace.LLM`.
     """
-    engine = OfflineEngine(model, engine_options)
+    engine = OfflineEngine(config)
     try:
         source = random.Random(f"throughput {options.bench_seed}")
         token_ids = token_range(engine.llm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.cli.engine_flags import add_engine_flags, engine_config, option_values
+from headrace.cli.engine_flags import add_engine_flags, engine_config
 from headrace.cli.parser import CommandParser
 from headrace.cli.present import EXIT_FAILED, EXIT_OK, UsageError, nearest
 from headrace.config.flags import section_from
@@ -94,7 +94,7 @@ def _latency(argv: list[str]) -> Report:
             "max_num_batched_tokens": max(2048, options.batch_size),
         },
     )
-    return latency.run(flags.model, option_values(config), options)
+    return latency.run(config, options)
 
 
 def _throughput(argv: list[str]) -> Report:
@@ -108,7 +108,7 @@ def _throughput(argv: list[str]) -> Report:
         cache={"enable_prefix_caching": False},
         scheduler={"max_queue": max(4096, options.num_prompts)},
     )
-    return throughput.run(flags.model, option_values(config), options)
+    return throughput.run(config, options)
 
 
 def _serve(argv: list[str]) -> Report:
@@ -119,6 +119,7 @@ def _serve(argv: list[str]) -> Report:
 
 def _startup(argv: list[str]) -> Report:
     from headrace.bench import startup
+    from headrace.bench.offline import option_values
     from headrace.weights.source import resolve_model
 
     flags = startup_parser().parse(argv)

@@ -49,16 +49,3 @@ def engine_config(
     )
     check_rules(config)
     return config
-
-
-def option_values(config: EngineConfig) -> dict[str, Any]:
-    """Return the options that differ from their defaults, by field name, as `headrace.LLM` takes them."""
-    import dataclasses
-
-    values: dict[str, Any] = {}
-    for section in (config.model, config.cache, config.scheduler, config.parallel):
-        for field in dataclasses.fields(section):
-            value = getattr(section, field.name)
-            if field.name != "model" and value != field.default:
-                values[field.name] = value
-    return values

@@ -88,8 +88,9 @@ def test_numbers_take_suffixes_and_underscores_are_dashes():
 
 
 def test_option_values_round_trip_through_the_command_line():
+    from headrace.bench.offline import option_values
     from headrace.cli.bench import flag_words
-    from headrace.cli.engine_flags import engine_config, option_values
+    from headrace.cli.engine_flags import engine_config
     from headrace.cli.serve import build_parser
 
     words = ["--dtype", "float32", "--no-enable-prefix-caching", "--max-num-seqs", "8", "--watermark", "0.25"]
