@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from zlib import crc32
 
 import pytest
 
@@ -48,7 +49,9 @@ class Bench:
 
     def add(self, name: str, prompt: int | Sequence[int] = 3, *, priority: int = 0, **fields: object) -> None:
         """Post a request; an int stands for a prompt of that many tokens that nobody else has."""
-        prompt_ids = [hash((name, i)) % 900 for i in range(prompt)] if isinstance(prompt, int) else list(prompt)
+        prompt_ids = (
+            [crc32(f"{name} {i}".encode()) % 900 for i in range(prompt)] if isinstance(prompt, int) else list(prompt)
+        )
         names = EngineRequest.__struct_fields__
         sampling = {key: value for key, value in fields.items() if key not in names}
         rest = {key: value for key, value in fields.items() if key in names}

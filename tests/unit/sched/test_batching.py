@@ -176,14 +176,9 @@ def test_the_watermark_holds_back_only_beside_running_requests(make_bench: Make)
 
 
 def test_a_prompt_half_computed_keeps_its_promise_of_blocks(make_bench: Make) -> None:
-    bench = make_bench(usable_blocks=8, max_num_batched_tokens=8)
-    bench.add("long", 24, max_tokens=2)  # 6 blocks, 2 of them in this step
-    bench.step()
-    bench.abort("long")
-    bench.step()
     bench = make_bench(usable_blocks=8, max_num_batched_tokens=8, long_prefill_token_threshold=4)
-    bench.add("long", 24, max_tokens=2)
-    bench.add("b", 12, max_tokens=2)  # 3 blocks are free, but promised
+    bench.add("long", 24, max_tokens=2)  # 6 blocks, 1 of them now
+    bench.add("b", 12, max_tokens=2)  # 3 of the 7 free blocks would do, but 5 are promised
     assert bench.chunks(bench.step()[0]) == {"long": 4}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.sched.request import RequestState
 from headrace.types.outputs import FinishReason
+from headrace.types.results import RowResult, TokenLogprobs
 
 Make = Callable[..., Any]
 
@@ -61,10 +62,6 @@ def test_priority_preempts_the_least_important_even_if_it_is_older(make_bench: M
 
 
 def test_a_victim_already_planned_is_taken_back_in_full(make_bench: Make) -> None:
-    # Free: 1 block. "a" (first in the plan, last in order) takes it; then "b" needs one too.
-    bench = make_bench(usable_blocks=5, policy="priority", max_num_batched_tokens=16)
-    bench.add("b", 8, priority=0, max_tokens=10)
-    bench.step()
     bench = make_bench(usable_blocks=6, policy="priority", max_num_batched_tokens=16, long_prefill_token_threshold=8)
     bench.add("long", 16, priority=0, max_tokens=4)  # 4 blocks, 2 of them in the first step
     bench.add("short", 4, priority=9, max_tokens=10)  # 1 block; its second token needs another
@@ -130,32 +127,25 @@ def test_a_request_may_finish_while_it_is_preempted(make_bench: Make) -> None:
 
 
 def test_prompt_logprobs_are_not_sent_twice(make_bench: Make) -> None:
-    from headrace.types.results import RowResult, TokenLogprobs
-
     def entries(*positions: int) -> list[TokenLogprobs]:
         return [TokenLogprobs(position, -1.0, 1, [], []) for position in positions]
 
-    bench = make_bench(usable_blocks=5, max_num_batched_tokens=12)
-    bench.add("a", 7, max_tokens=10)
-    bench.add("b", 12, max_tokens=2, prompt_logprobs=0)
-    plan = bench.schedule()
-    assert bench.chunks(plan) == {"a": 7, "b": 5}
-    (_, part) = bench.apply(plan, b=RowResult([], prompt_logprobs=entries(1, 2, 3, 4, 5)))
-    assert [item.token_id for item in part.prompt_logprobs] == [1, 2, 3, 4, 5]
+    bench = make_bench(usable_blocks=5, policy="priority", long_prefill_token_threshold=5)
+    bench.add("b", 12, max_tokens=2, priority=9, prompt_logprobs=0)
     bench.step()
-    bench.step()  # a needs its third block
-    while bench.scheduler.stats().preemptions == 0:
-        bench.step()
+    bench.add("a", 8, max_tokens=10, priority=0)
+    plan = bench.schedule()
+    assert [(row.request_id, row.start, row.tokens) for row in plan.rows] == [("b", 5, 5), ("a", 0, 5)]
+    (part,) = bench.apply(plan, b=RowResult([], prompt_logprobs=entries(6, 7, 8, 9, 10)))
+    assert [item.token_id for item in part.prompt_logprobs] == [6, 7, 8, 9, 10]
+    assert part.new_token_ids == []
+    bench.step()
+    bench.step()  # "a" needs its third block
+    assert [item.request_id for item in bench.scheduler.waiting] == ["b"]
     bench.abort("a")
     plan = bench.schedule()
     assert plan.starts[0].computed_tokens == 0, "still no hits"
-    answer = RowResult([9], prompt_logprobs=entries(*range(1, 12)))
-    (delta,) = (
-        bench.apply(plan, b=answer)
-        if plan.rows[0].sample
-        else bench.apply(plan, b=RowResult([], prompt_logprobs=entries(*range(1, 12))))
-    )
-    assert [item.token_id for item in delta.prompt_logprobs] == [6, 7, 8, 9, 10, 11]
+    assert bench.apply(plan, b=RowResult([], prompt_logprobs=entries(1, 2, 3, 4, 5)))[0].prompt_logprobs is None
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
