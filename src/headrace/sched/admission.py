@@ -36,7 +36,8 @@ def check_request(source: EngineRequest, *, layout: KvLayout, max_model_len: int
     prompt_tokens = len(source.prompt_token_ids)
     if not prompt_tokens:
         raise RequestError("the prompt has no tokens; give at least one", param="prompt")
-    if not all(0 <= token <= MAX_TOKEN_ID for token in (*source.prompt_token_ids, *source.produced_token_ids)):
+    token_ids = [*source.prompt_token_ids, *source.produced_token_ids]
+    if min(token_ids) < 0 or max(token_ids) > MAX_TOKEN_ID:
         raise RequestError(f"a token id is outside 0..{MAX_TOKEN_ID}", param="prompt")
     if prompt_tokens + 1 > max_model_len:
         raise ContextLengthError(

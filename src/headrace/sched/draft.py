@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.base.errors import invariant
+from headrace.base.errors import InvariantError, invariant
 from headrace.base.ids import RequestId, Slot, StepId
 from headrace.sched.request import Request
 from headrace.types.plans import BlockAppend, PlanRow, SlotStart, StepPlan
@@ -30,6 +30,17 @@ class Flight:
     tokens: int
     started_s: float
     preempted_ids: set[RequestId] = field(default_factory=set)
+
+
+def owned_slot(request: Request) -> Slot:
+    """Return the slot of a running request.
+
+    Raises:
+        InvariantError: it has none.
+    """
+    if request.slot is None:
+        raise InvariantError(f"request {request.request_id} has no slot")
+    return request.slot
 
 
 class StepDraft:
@@ -57,6 +68,31 @@ class StepDraft:
         self.requests: list[Request] = []
         self.preempted = False
 
+    def add_start(self, request: Request) -> None:
+        """Tell the worker that a request takes a slot.
+
+        Everything is copied: tokens and tables go on growing here while the worker reads the plan.
+
+        Args:
+            request: just started, with slot and blocks.
+
+        Mutates: the draft.
+        """
+        source = request.source
+        self.starts.append(
+            SlotStart(
+                slot=owned_slot(request),
+                request_id=request.request_id,
+                token_ids=list(request.token_ids),
+                prompt_tokens=request.prompt_tokens,
+                computed_tokens=request.planned_tokens,
+                blocks=[list(table) for table in request.kv.tables],
+                sampling=source.sampling,
+                eos_token_ids=source.eos_token_ids,
+                bad_words_token_ids=source.bad_words_token_ids,
+            )
+        )
+
     def add_row(self, request: Request, tokens: int) -> None:
         """Plan the next tokens of a request.
 
@@ -66,10 +102,10 @@ class StepDraft:
 
         Mutates: ``request`` (planned and known tokens), the draft.
         """
-        slot, start = request.slot, request.planned_tokens
-        invariant(slot is not None and tokens > 0, f"request {request.request_id} cannot have a row")
+        start = request.planned_tokens
+        invariant(tokens > 0, f"request {request.request_id} has nothing to compute")
         sample = start + tokens == request.known_tokens
-        self.rows.append(PlanRow(slot, request.request_id, start, tokens, sample))  # type: ignore[arg-type]
+        self.rows.append(PlanRow(owned_slot(request), request.request_id, start, tokens, sample))
         self.requests.append(request)
         self.budget_tokens -= tokens
         request.planned_tokens = start + tokens

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from headrace.base.errors import (
     ConfigError,
@@ -26,7 +27,7 @@ from headrace.kv.coordinator import Hit, KvCoordinator
 from headrace.kv.events import KvEvent
 from headrace.sched.admission import check_request, limit_tokens
 from headrace.sched.deltas import end_delta, error_record, refusal_delta, row_delta
-from headrace.sched.draft import Flight, StepDraft
+from headrace.sched.draft import Flight, StepDraft, owned_slot
 from headrace.sched.queues import POLICIES, WaitingQueue, order_key
 from headrace.sched.request import Request, RequestState
 from headrace.sched.stop import finish_of
@@ -34,7 +35,7 @@ from headrace.sched.totals import Totals
 from headrace.types.cache_specs import KvLayout
 from headrace.types.events import AbortRequest, AddRequest, InboxEvent
 from headrace.types.outputs import FinishReason, RequestDelta, SchedulerStats
-from headrace.types.plans import BlockAppend, PlanRow, SlotStart, StepPlan
+from headrace.types.plans import BlockAppend, PlanRow, StepPlan
 from headrace.types.requests import EngineRequest
 from headrace.types.results import RowResult, StepResult
 
@@ -114,7 +115,6 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Return state and running totals. Blocks are summed over the groups."""
         pools = [group.pool for group in self.kv.groups]
-        totals = self._totals
         return SchedulerStats(
             step=self._steps,
             running=len(self._running),
@@ -122,13 +122,7 @@ class Scheduler:
             blocks_total=sum(pool.total_blocks for pool in pools),
             blocks_free=sum(pool.free_blocks for pool in pools),
             blocks_cached=sum(pool.cached_blocks for pool in pools),
-            prefix_query_tokens=totals.prefix_query_tokens,
-            prefix_hit_tokens=totals.prefix_hit_tokens,
-            preemptions=totals.preemptions,
-            prompt_tokens=totals.prompt_tokens,
-            generation_tokens=totals.generation_tokens,
-            step_tokens=totals.step_tokens,
-            step_s=totals.step_s,
+            **asdict(self._totals),
         )
 
     def take_events(self) -> list[KvEvent]:
@@ -289,12 +283,11 @@ class Scheduler:
 
     def _grow(self, request: Request, tokens: int, draft: StepDraft) -> bool:
         """Make room for ``tokens`` tokens, preempting the last in order until it fits or the request is the victim."""
-        slot = request.slot
-        while slot is not None:
+        while True:
             blocks = self.kv.grow(request.kv, tokens)
             if blocks is not None:
                 if any(blocks):
-                    draft.appends.append(BlockAppend(slot, blocks))
+                    draft.appends.append(BlockAppend(owned_slot(request), blocks))
                 return True
             invariant(
                 len(self._running) > 1, f"{request.request_id} was admitted but does not fit alone: {tokens} tokens"
@@ -302,8 +295,7 @@ class Scheduler:
             victim = max(self._running.values(), key=lambda candidate: candidate.order_key)
             self._preempt(victim, draft)
             if victim is request:
-                break
-        return False
+                return False
 
     def _preempt(self, victim: Request, draft: StepDraft) -> None:
         """Take blocks and slot from a running request; it will compute again what the prefix cache has lost by then."""
@@ -321,9 +313,7 @@ class Scheduler:
 
     def _stop_running(self, request: Request) -> Slot:
         """Take blocks and slot away; the caller has the slot released in a plan."""
-        slot = request.slot
-        if slot is None:
-            raise InvariantError(f"request {request.request_id} runs without a slot")
+        slot = owned_slot(request)
         self.kv.release(request.kv)
         del self._running[request.request_id]
         request.slot = None
@@ -364,26 +354,14 @@ class Scheduler:
         self.kv.start(request.kv, hit, hit.tokens + tokens)
         request.move_to(RequestState.RUNNING)
         invariant(request.known_tokens == len(request.token_ids), f"{request.request_id} resumes with a step in flight")
-        request.slot = slot = heapq.heappop(self._free_slots)
+        request.slot = heapq.heappop(self._free_slots)
         self._running[request.request_id] = request
         request.planned_tokens = request.computed_tokens = hit.tokens
         request.cached_tokens = min(hit.tokens, request.prompt_tokens)
         if request.first_scheduled_s is None:
             request.first_scheduled_s = now_s
             self._totals.started(request.prompt_tokens, len(request.token_ids), hit.tokens)
-        draft.starts.append(
-            SlotStart(
-                slot=slot,
-                request_id=request.request_id,
-                token_ids=list(request.token_ids),
-                prompt_tokens=request.prompt_tokens,
-                computed_tokens=hit.tokens,
-                blocks=[list(table) for table in request.kv.tables],
-                sampling=request.source.sampling,
-                eos_token_ids=request.source.eos_token_ids,
-                bad_words_token_ids=request.source.bad_words_token_ids,
-            )
-        )
+        draft.add_start(request)
         draft.add_row(request, tokens)
 
     def _take_sample(self, request: Request, row: PlanRow, answer: RowResult) -> RequestDelta:
