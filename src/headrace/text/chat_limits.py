@@ -16,7 +16,7 @@ from jinja2.utils import Namespace
 
 MAX_TEXT_CHARS = 16 << 20
 """Longest text that a template, or any value in it, may become."""
-MAX_ITEMS = 1_000_000
+MAX_ITEMS = 200_000
 """Most nodes of a structure that a template makes or prints."""
 MAX_TOTAL_CHARS = 1 << 29
 """All text and eight times all items that one render may look at or make: it bounds what can be kept."""

@@ -81,8 +81,8 @@ class Tokenizer:
         """
         try:
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
-        except UnicodeEncodeError as error:
-            raise RequestError(f"the text is not valid Unicode: {error.reason} at position {error.start}") from error
+        except (TypeError, UnicodeEncodeError) as error:  # the library calls such a text "not a str"
+            raise RequestError(_surrogate_message(text)) from error
         ids: list[int] = encoding.ids
         return ids
 
@@ -150,6 +150,13 @@ def _eos_ids(files: ModelFiles) -> list[int]:
     if value is None:
         return []
     return [int(item) for item in value] if isinstance(value, list) else [int(value)]
+
+
+def _surrogate_message(text: str) -> str:
+    at = next((position for position, character in enumerate(text) if "\ud800" <= character <= "\udfff"), -1)
+    return (
+        f"the text is not valid Unicode: a lone surrogate at position {at}" if at >= 0 else "the text is not a string"
+    )
 
 
 def _decoder_json(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
