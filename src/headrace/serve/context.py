@@ -81,7 +81,9 @@ class ServeState:
         """
         served = self.engine.model_name
         if name is not None and name != served:
-            raise NotFoundError(f"the model '{name}' does not exist; this server serves '{served}'", param="model")
+            raise NotFoundError(
+                f"the model '{name[:200]}' does not exist; this server serves '{served}'", param="model"
+            )
 
 
 def state_of(request: Request) -> ServeState:

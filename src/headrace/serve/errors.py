@@ -26,6 +26,7 @@ from headrace.base.log import get_logger
 
 _log = get_logger(__name__)
 _SHOWN_CHARS = 60
+_PATH_CHARS = 200
 
 _EXPECTED: dict[str, str] = {
     "string_type": "a string",
@@ -144,7 +145,9 @@ def from_http_exception(error: HTTPException, request: Request, known_paths: Seq
     """Answer an unknown URL or a wrong method."""
     path = request.url.path
     if error.status_code == 404:
-        near = difflib.get_close_matches(path, known_paths, n=1, cutoff=0.5)
+        # Comparing is quadratic in the length.
+        near = difflib.get_close_matches(path, known_paths, n=1, cutoff=0.5) if len(path) <= _PATH_CHARS else []
+        path = path[:_PATH_CHARS]
         hint = f"did you mean {near[0]}?" if near else "see /docs"
         return error_response(NotFoundError(f"no such URL: {path}; {hint}"))
     headers = dict(error.headers or {})

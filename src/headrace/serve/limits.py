@@ -56,7 +56,7 @@ def _check_media_type(request: Request) -> None:
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
         raise UnsupportedMediaTypeError(
-            f"Content-Type must be application/json, got {declared or 'none'}; "
+            f"Content-Type must be application/json, got {declared[:100] or 'none'}; "
             "with curl add: -H 'Content-Type: application/json'"
         )
 

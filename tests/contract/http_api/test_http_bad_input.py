@@ -178,6 +178,31 @@ def test_deep_nesting_in_a_free_field(http: httpx.Client):
     refused(http.post(CHAT, content=deep, headers=JSON), 501)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": ["a", *[1] * 500_000]},
+        {"prompt": [[1], *["x"] * 500_000]},
+        {"prompt": "x", "stop_token_ids": ["x"] * 500_000},
+        {"prompt": "x", "logit_bias": {str(number): "x" for number in range(200_000)}},
+        {"prompt": "x", "y" * 2_000_000: 1},
+        {"prompt": "x", **{f"unknown{number}": 1 for number in range(100_000)}},
+        {"prompt": "x", "model": "m" * 2_000_000},
+        {"prompt": "x", "temperature": "t" * 2_000_000},
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_big_mistake_is_one_short_error_soon(http: httpx.Client, body: dict):
+    response = http.post(TEXT, json=body)
+    assert response.status_code in (400, 404)
+    assert len(response.content) < 1000
+    assert response.elapsed.total_seconds() < 5
+
+
+def test_a_long_url(http: httpx.Client):
+    assert len(refused(http.get("/v1/" + "x" * 20_000), 404)["message"]) < 300
+
+
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", None])
 def test_media_types_that_browsers_send_unasked_are_refused(http: httpx.Client, media_type: str | None):
     request = http.build_request("POST", CHAT, content=b'{"messages": []}')

@@ -30,7 +30,7 @@ def _content_kind(value: Any) -> str | None:
 
 
 Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[ContentPart], Tag("<parts>")],
+    Annotated[str, Tag("<text>")] | Annotated[list[ContentPart], Field(fail_fast=True), Tag("<parts>")],
     Discriminator(_content_kind, custom_error_type="expected", custom_error_message="a string or a list of parts"),
 ]
 
@@ -107,6 +107,8 @@ class ChatMessage(RequestModel):
         return text
 
 
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+
 CHAT_REFUSED: dict[str, Refusal] = {
     **COMMON_REFUSED,
     "functions": Refusal("tool calling", (None, [])),
@@ -137,7 +139,7 @@ class TemplateFields(RequestModel):
 class ChatCompletionRequest(SamplingFields, TemplateFields):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Int64 | None = Field(None, description="Most output tokens; beats max_tokens.")
     logprobs: bool | None = Field(None, description="Return log-probabilities of the output tokens.")
     top_logprobs: int | None = Field(None, description="Alternatives for each token; needs logprobs.")

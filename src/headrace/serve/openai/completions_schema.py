@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from headrace.base.errors import NotImplementedFeatureError
-from headrace.serve.openai.schema_common import COMMON_REFUSED, Refusal, SamplingFields, TokenId, Usage
+from headrace.serve.openai.schema_common import COMMON_REFUSED, Refusal, SamplingFields, TokenIds, Usage
 
 
 def _prompt_kind(value: Any) -> str | None:
@@ -20,12 +20,12 @@ def _prompt_kind(value: Any) -> str | None:
     return "<text>" if isinstance(value, str) else None
 
 
-TokenList = Annotated[list[TokenId], Field(min_length=1)]
+TokenList = Annotated[TokenIds, Field(min_length=1)]
 Prompt = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[str], Field(min_length=1), Tag("<texts>")]
+    | Annotated[list[str], Field(fail_fast=True, min_length=1), Tag("<texts>")]
     | Annotated[TokenList, Tag("<tokens>")]
-    | Annotated[list[TokenList], Field(min_length=1), Tag("<token lists>")],
+    | Annotated[list[TokenList], Field(fail_fast=True, min_length=1), Tag("<token lists>")],
     Discriminator(
         _prompt_kind,
         custom_error_type="expected",

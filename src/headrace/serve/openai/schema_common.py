@@ -20,6 +20,12 @@ _log = get_logger(__name__)
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An integer that the wire format can carry."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+# A list with a million wrong items is one error, not a million.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+_NAME_CHARS = 64
+"""Names of the request that are longer are cut in messages and have no near match (comparing is quadratic)."""
+_MAX_BIASES = 100_000
 
 
 class Refusal(NamedTuple):
@@ -53,12 +59,13 @@ class RequestModel(BaseModel):
         if not unknown:
             return data
         if info.context is not None and info.context.get("unknown_fields") == "ignore":
-            _log.warning("unknown request fields ignored: %s", ", ".join(sorted(unknown)))
+            shown = ", ".join(repr(name[:_NAME_CHARS]) for name in unknown[:10])
+            _log.warning("%d unknown request fields ignored: %s", len(unknown), shown)
             return {name: value for name, value in data.items() if name in cls.model_fields}
         name = unknown[0]
-        near = difflib.get_close_matches(name, cls.model_fields, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(name, cls.model_fields, n=1) if len(name) <= _NAME_CHARS else []
         hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise PydanticCustomError("unknown_field", "unknown field{hint}", {"field": name, "hint": hint})
+        raise PydanticCustomError("unknown_field", "unknown field{hint}", {"field": name[:_NAME_CHARS], "hint": hint})
 
     def check_refused(self) -> None:
         """Refuse fields that are known but not implemented.
@@ -79,8 +86,15 @@ def _one_or_many(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _not_too_many(value: Any) -> Any:
+    """Refuse a huge map before its items are looked at."""
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise PydanticCustomError("expected", "a map of at most {most} items", {"most": _MAX_BIASES})
+    return value
+
+
 StopStrings = Annotated[
-    list[str] | None,
+    Texts | None,
     BeforeValidator(_one_or_many, json_schema_input_type=str | list[str] | None),
     Field(description="One text or a list of texts that end the output."),
 ]
@@ -138,13 +152,15 @@ class SamplingFields(RequestModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = Field(None, description="In [-2, 2].")
     frequency_penalty: float | None = Field(None, description="In [-2, 2].")
-    logit_bias: dict[str, float] | None = Field(None, description="Token id (as text) to a value in [-100, 100].")
-    allowed_token_ids: list[TokenId] | None = Field(None, description="No other token can be sampled.")
-    bad_words: list[str] | None = Field(None, description="Texts that must not appear.")
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_not_too_many)] = Field(
+        None, description="Token id (as text) to a value in [-100, 100]."
+    )
+    allowed_token_ids: TokenIds | None = Field(None, description="No other token can be sampled.")
+    bad_words: Texts | None = Field(None, description="Texts that must not appear.")
     max_tokens: Int64 | None = Field(None, description="Most output tokens.")
     min_tokens: Int64 | None = Field(None, description="No end before this many output tokens.")
     stop: StopStrings = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     seed: Int64 | None = Field(None, description="Makes the output reproducible.")

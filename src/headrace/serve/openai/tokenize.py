@@ -12,10 +12,10 @@ from headrace.base.errors import NotImplementedFeatureError, RequestError
 from headrace.serve.context import ServeState, state_of
 from headrace.serve.generation import json_answer
 from headrace.serve.limits import body_of
-from headrace.serve.openai.chat_schema import ChatMessage, TemplateFields
+from headrace.serve.openai.chat_schema import Messages, TemplateFields
 from headrace.serve.openai.documented import documents
 from headrace.serve.openai.prompting import render_prompt
-from headrace.serve.openai.schema_common import RequestModel, TokenId
+from headrace.serve.openai.schema_common import RequestModel, TokenIds
 from headrace.serve.openai.tokens import encode
 
 router = APIRouter(tags=["Tokens"])
@@ -26,7 +26,7 @@ class TokenizeRequest(TemplateFields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages.")
     return_token_strs: bool | None = None
     tools: Any = None
@@ -45,7 +45,7 @@ class DetokenizeRequest(RequestModel):
     """Body of ``POST /detokenize``."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 class DetokenizeAnswer(BaseModel):
