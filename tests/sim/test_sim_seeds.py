@@ -10,7 +10,7 @@ from sim_swarm import run_seed
 
 from headrace.sched.draft import StepDraft
 
-FIXED_SEEDS = 600
+FIXED_SEEDS = 400
 FRESH_SEEDS = 40
 MUST_HAPPEN = (
     "preemptions",
