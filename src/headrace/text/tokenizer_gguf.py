@@ -14,11 +14,13 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from headrace.base.errors import ModelSourceError, UnsupportedModelError
+from headrace.base.log import get_logger
 from headrace.text.token_bytes import SPM_SPACE
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tokenizer_directory import set_sequence_ends
-from headrace.weights.gguf_file import GgufFile
+from headrace.weights.gguf_file import GgufFile, StringArray
 
+_log = get_logger(__name__)
 _CONTROL, _USER_DEFINED = 3, 4
 _SPECIAL_IDS = {
     "bos_token": "bos_token_id",
@@ -121,6 +123,8 @@ def split_rule(gguf: GgufFile) -> SplitRule:
         UnsupportedModelError: it is not known.
     """
     name = str(gguf.metadata.get("tokenizer.ggml.pre", "default"))
+    if "tokenizer.ggml.pre" not in gguf.metadata:
+        _log.warning("%s: does not name its pre-tokenizer; GPT-2's is taken, tokens may be wrong", gguf.path)
     rule = SPLIT_RULES.get(name)
     if rule is None:
         raise UnsupportedModelError(
@@ -138,10 +142,11 @@ class _Vocabulary:
         self._gguf = gguf
         self.model = self._get("model")
         tokens = self._get("tokens")
-        if not isinstance(tokens, Sequence) or isinstance(tokens, str) or not tokens:
+        if not isinstance(tokens, StringArray) or not tokens:
             raise ModelSourceError(f"{gguf.path}: has no vocabulary; name a tokenizer (--tokenizer)", param="tokenizer")
         self.tokens: list[str] = list(tokens)
-        self.types: list[int] = list(self._get("token_type") or ())
+        types = self._get("token_type")
+        self.types: list[int] = types if isinstance(types, list) else []
         if self.types and len(self.types) != len(self.tokens):
             raise ModelSourceError(f"{gguf.path}: {len(self.tokens)} tokens, but {len(self.types)} token types")
 
@@ -153,7 +158,7 @@ class _Vocabulary:
 
     def merges(self) -> list[tuple[str, str]] | None:
         lines = self._get("merges")
-        if lines is None:
+        if not isinstance(lines, StringArray):
             return None
         pairs = []
         for line in lines:

@@ -10,8 +10,8 @@ import math
 import struct
 from typing import Any
 
-from headrace.base.errors import UnsupportedModelError
-from headrace.weights.gguf_file import GgufFile
+from headrace.base.errors import ModelSourceError, UnsupportedModelError
+from headrace.weights.gguf_file import GgufFile, StringArray
 
 ARCHITECTURES: dict[str, tuple[str, str]] = {
     "llama": ("LlamaForCausalLM", "llama"),
@@ -21,6 +21,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
 """``general.architecture`` -> (architecture, model_type)."""
 
 ROPE_FACTORS = "rope_freqs.weight"
+_MAX_COUNT = 1 << 40
 _FLOAT_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -42,32 +43,32 @@ def hf_config(gguf: GgufFile) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"{gguf.path}: mixture-of-experts models are not supported yet", param="architectures"
         )
-    hidden, heads = int(keys.need("embedding_length")), keys.same("attention.head_count")
-    head_dim = int(keys.get("attention.key_length", hidden // heads))
-    if int(keys.get("attention.value_length", head_dim)) != head_dim:
+    hidden, heads = keys.count("embedding_length"), keys.count("attention.head_count")
+    head_dim = keys.count("attention.key_length", hidden // heads)
+    if keys.count("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModelError(f"{gguf.path}: keys and values of different length are not supported")
-    if int(keys.get("rope.dimension_count", head_dim)) != head_dim:
+    if keys.count("rope.dimension_count", head_dim) != head_dim:
         raise UnsupportedModelError(f"{gguf.path}: rotary embedding on a part of the head is not supported")
-    context = int(keys.get("context_length", 2048))
+    context = keys.count("context_length", 2048)
     config: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
         "vocab_size": _vocab_size(gguf, keys),
         "hidden_size": hidden,
-        "intermediate_size": keys.same("feed_forward_length"),
-        "num_hidden_layers": int(keys.need("block_count")),
+        "intermediate_size": keys.count("feed_forward_length"),
+        "num_hidden_layers": keys.count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.same("attention.head_count_kv", heads),
+        "num_key_value_heads": keys.count("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "rms_norm_eps": float(keys.need("attention.layer_norm_rms_epsilon")),
-        "rope_theta": float(keys.get("rope.freq_base", 10000.0)),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": keys.number("rope.freq_base", 10000.0),
         "max_position_embeddings": context,
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in gguf.tensors,
         "torch_dtype": _float_name(gguf),
-        "bos_token_id": gguf.metadata.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": _token_id(gguf, "bos_token_id"),
         "eos_token_id": _end_ids(gguf),
     }
     scaling = _rope_scaling(gguf, keys, config)
@@ -85,21 +86,37 @@ class _Keys:
     def get(self, name: str, default: Any = None) -> Any:
         return self._metadata.get(f"{self._arch}.{name}", default)
 
-    def need(self, name: str) -> Any:
-        value = self.get(name)
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a finite number; without a default it must be there.
+
+        Raises:
+            UnsupportedModelError: missing.
+            ModelSourceError: not a finite number.
+        """
+        value = self.get(name, default)
         if value is None:
             raise UnsupportedModelError(f"{self._path}: the metadata has no {self._arch}.{name}")
-        return value
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ModelSourceError(
+                f"{self._path}: {self._arch}.{name} is {value!r}, a number is expected", param="model"
+            )
+        return float(value)
 
-    def same(self, name: str, default: int | None = None) -> int:
-        """Return a number that some files give for each layer; it must be the same for all."""
-        value = self.need(name) if default is None else self.get(name, default)
-        if isinstance(value, list):
+    def count(self, name: str, default: int | None = None) -> int:
+        """Return a positive whole number. Some files give it for each layer; then all must be the same."""
+        value = self.get(name)
+        if isinstance(value, list) and value:
             if len(set(value)) != 1:
                 raise UnsupportedModelError(
                     f"{self._path}: {self._arch}.{name} differs between layers, which is not supported"
                 )
             value = value[0]
+        elif value is None:
+            value = self.number(name, default)
+        if not isinstance(value, int | float) or not 0 < value < _MAX_COUNT or value != int(value):
+            raise ModelSourceError(
+                f"{self._path}: {self._arch}.{name} is {value!r}, a positive number is expected", param="model"
+            )
         return int(value)
 
 
@@ -109,14 +126,18 @@ def _vocab_size(gguf: GgufFile, keys: _Keys) -> int:
     if embedding is not None:
         return embedding.shape[0]
     tokens = gguf.metadata.get("tokenizer.ggml.tokens")
-    return len(tokens) if tokens is not None else int(keys.need("vocab_size"))
+    return len(tokens) if isinstance(tokens, StringArray) and len(tokens) else keys.count("vocab_size")
 
 
 def _end_ids(gguf: GgufFile) -> list[int] | int | None:
-    names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    found = [gguf.metadata[f"tokenizer.ggml.{name}"] for name in names if f"tokenizer.ggml.{name}" in gguf.metadata]
-    unique = list(dict.fromkeys(int(item) for item in found))
+    found = [_token_id(gguf, name) for name in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    unique = list(dict.fromkeys(item for item in found if item is not None))
     return unique[0] if len(unique) == 1 else unique or None
+
+
+def _token_id(gguf: GgufFile, name: str) -> int | None:
+    value = gguf.metadata.get(f"tokenizer.ggml.{name}")
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _float_name(gguf: GgufFile) -> str:
@@ -127,8 +148,8 @@ def _float_name(gguf: GgufFile) -> str:
 
 def _rope_scaling(gguf: GgufFile, keys: _Keys, config: dict[str, Any]) -> dict[str, Any] | None:
     kind, context = str(keys.get("rope.scaling.type", "none")), config["max_position_embeddings"]
-    factor = float(keys.get("rope.scaling.factor", 0.0) or keys.get("rope.scale_linear", 0.0) or 1.0)
-    original = int(keys.get("rope.scaling.original_context_length", 0))
+    factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 0.0) or 1.0
+    original = int(keys.number("rope.scaling.original_context_length", 0))
     if ROPE_FACTORS in gguf.tensors:
         if kind not in ("none", "llama3"):
             raise UnsupportedModelError(
@@ -150,11 +171,10 @@ def _rope_scaling(gguf: GgufFile, keys: _Keys, config: dict[str, Any]) -> dict[s
     }
     if keys.get("rope.scaling.attn_factor") is not None:
         # llama.cpp multiplies its own yarn factor by this one; config.json has the product.
-        scaling["attention_factor"] = float(keys.get("rope.scaling.attn_factor")) * (0.1 * math.log(factor) + 1.0)
+        scaling["attention_factor"] = keys.number("rope.scaling.attn_factor") * (0.1 * math.log(factor) + 1.0)
     for name in ("beta_fast", "beta_slow"):
-        value = keys.get(f"rope.scaling.yarn_{name}")
-        if value is not None:
-            scaling[name] = float(value)
+        if keys.get(f"rope.scaling.yarn_{name}") is not None:
+            scaling[name] = keys.number(f"rope.scaling.yarn_{name}")
     return scaling
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -144,7 +144,7 @@ def _from_file(config: ModelConfig, path: Path) -> ModelFiles:
         raise ModelSourceError(
             f"{path}: a config.json alone has no weights; add --load-format dummy for random ones", param="model"
         )
-    return ModelFiles(name=config.model, config=_read_json(path), kind="dummy")
+    return ModelFiles(name=config.model, config=read_json(path), kind="dummy")
 
 
 def _from_directory(config: ModelConfig, path: Path) -> ModelFiles:
@@ -157,7 +157,7 @@ def _from_directory(config: ModelConfig, path: Path) -> ModelFiles:
         raise ModelSourceError(f"{path}: there is no config.json in this directory{hint}", param="model")
     if config.load_format == "gguf":
         raise ConfigError("--load-format gguf needs a .gguf file as MODEL", param="load_format")
-    parsed = _read_json(config_path)
+    parsed = read_json(config_path)
     dummy = config.load_format == "dummy"
     quantisation = parsed.get("quantization_config")
     if quantisation and not dummy:
@@ -172,7 +172,7 @@ def _from_directory(config: ModelConfig, path: Path) -> ModelFiles:
         kind="dummy" if dummy else "safetensors",
         weight_paths=() if dummy else _safetensors_paths(path),
         tokenizer_dir=path if (path / "tokenizer.json").is_file() else None,
-        generation_config=_read_json(generation) if generation.is_file() else {},
+        generation_config=read_json(generation) if generation.is_file() else {},
         chat_template=chat_template_of(path),
     )
 
@@ -181,7 +181,7 @@ def _safetensors_paths(path: Path) -> tuple[Path, ...]:
     """Return the weight files of a directory; an index decides, else all files (Mistral's second copy excepted)."""
     index = path / _INDEX
     if index.is_file():
-        mapping = _read_json(index).get("weight_map")
+        mapping = read_json(index).get("weight_map")
         if not isinstance(mapping, dict) or not mapping or not all(isinstance(name, str) for name in mapping.values()):
             raise ModelSourceError(f"{index}: has no weight_map", param="model")
         names = sorted(set(mapping.values()))
@@ -214,7 +214,7 @@ def chat_template_of(path: Path) -> str | None:
     for name in ("chat_template.json", "tokenizer_config.json"):
         if not (path / name).is_file():
             continue
-        template = _read_json(path / name).get("chat_template")
+        template = read_json(path / name).get("chat_template")
         if isinstance(template, list):  # several named templates
             named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
             template = named.get("default")
@@ -239,17 +239,7 @@ def _with_overrides(config: ModelConfig, files: ModelFiles) -> ModelFiles:
         if not path.is_file():
             raise ModelSourceError(f"{config.chat_template!r}: no such file", param="chat_template")
         template = read_text(path)
-    return ModelFiles(
-        name=files.name,
-        config=files.config,
-        kind=files.kind,
-        weight_paths=files.weight_paths,
-        tokenizer_dir=tokenizer_dir,
-        gguf_path=files.gguf_path,
-        generation_config=files.generation_config,
-        chat_template=template,
-        quantized=files.quantized,
-    )
+    return replace(files, tokenizer_dir=tokenizer_dir, chat_template=template)
 
 
 def read_text(path: Path) -> str:
@@ -268,7 +258,12 @@ def read_text(path: Path) -> str:
         raise ModelSourceError(f"{path}: is not UTF-8 text: {error}", param="model") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        ModelSourceError: not readable, not JSON, or not an object.
+    """
     try:
         value = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
@@ -276,6 +271,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelSourceError(f"{path}: a JSON object is expected", param="model")
     return value
-
-
-read_json = _read_json

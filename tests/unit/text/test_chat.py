@@ -70,7 +70,7 @@ def theirs(reference: Any, source: str | None, chat: list[dict[str, Any]], **opt
 def test_equals_transformers(smollm: Tokenizer, reference: Any, name: str, number: int, begin: bool) -> None:
     chat = CHATS[number]
     if name == "smollm" and number == 2:
-        pytest.skip("SmolLM2's template needs a content")
+        chat = [{**message, "content": "x"} for message in chat]  # its template needs a content
     source = TEMPLATES.get(name, smollm.chat_template or "")
     template = ChatTemplate(source, smollm.special_tokens)
     for tools in (None, TOOLS):
@@ -195,7 +195,7 @@ def test_a_source_that_is_too_long() -> None:
 
 ENDLESS = {
     "nested loops": "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
-    "recursion without depth": "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "macros": "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "a filter that goes on": "{% for a in range(90000) %}{% set x = range(90000) | map('string') | list %}{% endfor %}",
 }
 

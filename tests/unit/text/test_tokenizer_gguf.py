@@ -11,7 +11,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.base.errors import ModelSourceError, RequestError, UnsupportedModelError
+from headrace.base.errors import HeadraceError, ModelSourceError, RequestError, UnsupportedModelError
 from headrace.config import ModelConfig
 from headrace.text.tokenizer import Tokenizer, load_tokenizer
 from headrace.text.tokenizer_gguf import SPLIT_RULES
@@ -309,3 +309,24 @@ def test_a_merge_whose_part_is_a_space(write_gguf: Callable[..., Path]) -> None:
         write_gguf({"model": "llama", "tokens": tokens, "merges": ["  a"], "token_type": [2, 3, 3, 1, 1, 1, 1]})
     )
     assert tokenizer.vocab_tokens == 7
+
+
+def test_random_damage_never_escapes_as_another_error(
+    write_gguf: Callable[..., Path], byte_level_parts: tuple[list[str], list[str]]
+) -> None:
+    tokens, merges = byte_level_parts
+    parts = {"model": "gpt2", "pre": "smollm", "tokens": tokens, "merges": merges, "token_type": [1] * len(tokens)}
+    path = write_gguf({**parts, "bos_token_id": 1, "eos_token_id": 2})
+    whole, rng, loaded = path.read_bytes(), random.Random(11), 0
+    header = whole.index(b"token_embd.weight") + 60
+    for _ in range(200):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 6)):
+            data[rng.randrange(header)] = rng.randrange(256)
+        path.write_bytes(data)
+        try:
+            gguf_tokenizer(path).encode("the theory 12")
+            loaded += 1
+        except HeadraceError:
+            pass
+    assert 0 < loaded < 200

@@ -9,7 +9,7 @@ import pytest
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from headrace.base.errors import UnsupportedModelError
+from headrace.base.errors import ModelSourceError, UnsupportedModelError
 from headrace.config.decoder import parse_decoder
 from headrace.weights.gguf_config import hf_config
 from headrace.weights.gguf_file import GgufFile
@@ -164,6 +164,24 @@ def test_another_table_is_refused_and_ones_mean_nothing(write_gguf: Callable[...
 )
 def test_refusals_name_the_cause(write_gguf: Callable[..., Path], changes: dict[str, Any], text: str) -> None:
     with pytest.raises(UnsupportedModelError, match=text):
+        mapped(write_gguf, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_count": "two"},
+        {"block_count": 0},
+        {"attention__head_count": [0, 0]},
+        {"attention__layer_norm_rms_epsilon": float("nan")},
+        {"rope__freq_base": "x"},
+        {"embedding_length": 1.5},
+    ],
+)
+def test_values_of_another_kind_are_model_source_errors(
+    write_gguf: Callable[..., Path], changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ModelSourceError, match="number is expected"):
         mapped(write_gguf, **changes)
 
 
