@@ -66,6 +66,10 @@ class AttentionBackend(Protocol):
         """Return zeroed KV memory for the layers of a group, by layer index. A block holds all layers contiguously."""
         ...
 
+    def release(self) -> None:
+        """Let go of the memory, so that another layout can be allocated. The model's views keep it until they go."""
+        ...
+
     def prepare(self, batch: RowBatch) -> Any:
         """Return the `AttentionStep` of a step. Requires `allocate`."""
         ...

@@ -76,6 +76,10 @@ class TorchExact:
         self._memory = BlockMemory(group, dtype, device)
         return self._memory.layer_kv()
 
+    def release(self) -> None:
+        """See `AttentionBackend.release`."""
+        self._memory = None
+
     def observe(self, hidden: Tensor) -> None:
         """See `AttentionBackend.observe`."""
         if self._finite and not math.isfinite(hidden.sum().item()):

@@ -97,6 +97,10 @@ class TorchSdpa:
         self._finite = device.type == "cpu"
         return self._memory.layer_kv()
 
+    def release(self) -> None:
+        """See `AttentionBackend.release`."""
+        self._memory = None
+
     def observe(self, hidden: Tensor) -> None:
         """See `AttentionBackend.observe`."""
         if self._finite and not math.isfinite(hidden.sum().item()):

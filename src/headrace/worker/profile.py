@@ -22,6 +22,7 @@ def bind_layout(
     Mutates:
         The model's and the backend's cache; an earlier one is dropped.
     """
+    backend.release()
     memory: dict[int, LayerKv] = {}
     for group in layout.groups:
         memory.update(backend.allocate(group, dtype, device))
@@ -40,10 +41,8 @@ def profiled_cache_bytes(
     """
     tokens, slots = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     block_tokens = config.cache.block_size
-    caches = model.layer_caches()
     blocks = -(-tokens // block_tokens) + 1
-    layout = KvLayout([GroupLayout(0, caches[0].spec, [cache.layer_index for cache in caches], block_tokens, blocks)])
-    bind_layout(model, backend, layout, dtype, device)
+    bind_layout(model, backend, _one_group(model, block_tokens, blocks), dtype, device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     ids = torch.zeros(tokens, dtype=torch.int64, device=device)
@@ -54,8 +53,15 @@ def profiled_cache_bytes(
     logits = model.logits(hidden[: min(slots, tokens)])
     peak = torch.cuda.max_memory_allocated(device) - before + 3 * logits.numel() * logits.element_size()
     del hidden, logits, step, ids, positions
-    model.bind_cache({})
+    # The trial's cache goes before the rest is counted.
+    bind_layout(model, backend, _one_group(model, block_tokens, 1), dtype, device)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return gpu_cache_bytes(config.cache, GpuUse(total, total - free, peak))
+
+
+def _one_group(model: CausalModel, block_tokens: int, blocks: int) -> KvLayout:
+    caches = model.layer_caches()
+    indices = [cache.layer_index for cache in caches]
+    return KvLayout([GroupLayout(0, caches[0].spec, indices, block_tokens, blocks)])

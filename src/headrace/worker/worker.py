@@ -14,7 +14,7 @@ import torch
 
 from headrace.attention.contract import AttentionBackend
 from headrace.attention.select import AttentionRequest, load_backend, select
-from headrace.base.errors import InvariantError
+from headrace.base.errors import ConfigError, InvariantError
 from headrace.base.log import get_logger
 from headrace.config.decoder import DecoderConfig, parse_decoder
 from headrace.config.engine import EngineConfig
@@ -93,6 +93,11 @@ class Worker:
             platform = current_platform(config.parallel.device)
             if platform.name == "cpu":
                 torch.set_num_threads(rank_threads(config.parallel.cpu_threads, self._tp.size))
+            elif self._tp.size > 1:
+                raise ConfigError(
+                    "--tensor-parallel-size above 1 works on CPUs only so far; use 1, or --device cpu",
+                    param="tensor_parallel_size",
+                )
             decoder = parse_decoder(self._files.config)
         with phases.phase("build the model"):
             loaded = self._loaded = self._build(platform, decoder)

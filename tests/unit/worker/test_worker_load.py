@@ -128,3 +128,14 @@ def test_one_request_answers_the_same_alone_chunked_and_in_company(tmp_path):
         answers.append(answer[:6])
     assert answers[0] == answers[1] == answers[2]
     assert len(answers[0]) == 6
+
+
+def test_a_new_layout_replaces_the_old_one(tmp_path):
+    worker = make_worker(tmp_path, {"torch_dtype": "float32"})
+    facts = worker.load()
+    answers = []
+    for _ in range(2):
+        worker.allocate(layout_of(facts))
+        result = worker.execute(StepPlan(StepId(0), [], [start(0, [4, 5, 6], [3])], [], [row(0, 0, 3)]))
+        answers.append(result.rows)
+    assert answers[0] == answers[1]
