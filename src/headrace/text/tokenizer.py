@@ -80,7 +80,8 @@ class Tokenizer:
             RequestError: the text has a lone surrogate, which is not a character.
         """
         try:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            # The batch call lets other threads run meanwhile, and is faster as it keeps no offsets.
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:  # the library calls such a text "not a str"
             raise RequestError(_surrogate_message(text)) from error
         ids: list[int] = encoding.ids

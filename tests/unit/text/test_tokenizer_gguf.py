@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -330,3 +331,18 @@ def test_random_damage_never_escapes_as_another_error(
         except HeadraceError:
             pass
     assert 0 < loaded < 200
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(smollm: Tokenizer) -> None:
+    ticks, done = 0, threading.Event()
+
+    def encode() -> None:
+        smollm.encode("word " * 200_000)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not done.wait(0.001):
+        ticks += 1
+    thread.join()
+    assert ticks > 20  # with the interpreter's lock held throughout there would be one or two
