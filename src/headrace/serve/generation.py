@@ -15,7 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.base.errors import HeadraceError, RequestError
+from headrace.base.errors import RequestError
 from headrace.serve.context import ServeState
 from headrace.serve.stream import merge
 from headrace.types.sampling import SamplingParams
@@ -121,7 +121,7 @@ async def run_job(state: ServeState, job: GenerationJob, tally: UsageTally) -> C
                 if chunk.finish_reason is not None:
                     track.finish(choice, chunk.finish_reason)
                 yield choice, chunk
-    except HeadraceError:
+    except Exception:
         ended = "error"
         raise
     finally:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 _HEALTH_POLL_S = 1.0
 _BACKSTOP_S = 5.0
+_KEEP_ALIVE_S = 75
+"""Longer than the pools of clients and proxies keep a connection, so that it is never closed under a new request."""
 EXIT_OK = 0
 EXIT_FAILED = 1
 
@@ -65,6 +67,7 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=round(config.shutdown_timeout_s + _BACKSTOP_S),
             )
         )

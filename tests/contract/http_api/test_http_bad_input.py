@@ -173,6 +173,14 @@ def test_bodies_that_are_no_request(http: httpx.Client, path: str, body: bytes, 
     assert words in refused(http.post(path, content=body, headers=JSON), 400)["message"]
 
 
+@pytest.mark.parametrize("digits", [30, 400, 10_000])
+@pytest.mark.parametrize("name", ["temperature", "seed", "max_tokens", "prompt"])
+def test_huge_numbers(http: httpx.Client, name: str, digits: int):
+    # As text: Python itself refuses to print such a number.
+    body = f'{{"prompt": "x", "{name}": {"9" * digits}}}'
+    assert len(refused(http.post(TEXT, content=body, headers=JSON), 400)["message"]) < 200
+
+
 def test_deep_nesting_in_a_free_field(http: httpx.Client):
     deep = b'{"messages":[{"role":"user","content":"x"}],"guided_json":' + b"[" * 400 + b"]" * 400 + b"}"
     refused(http.post(CHAT, content=deep, headers=JSON), 501)
