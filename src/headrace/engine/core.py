@@ -71,7 +71,7 @@ class EngineCore:
             HeadraceError: the model cannot be loaded or does not fit; the message says what to change.
         """
         facts = self._executor.start()
-        self._startup.mark_parts(facts.phases, "worker start")
+        self._startup.mark_parts(facts.phases, "import torch and the worker")
         wanted = self._config.model.max_model_len
         if wanted is not None and wanted > facts.max_position:
             raise ConfigError(

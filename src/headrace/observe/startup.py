@@ -61,8 +61,8 @@ class StartupTable:
         self._rows.append(PhaseSeconds(name, spent_s))
         return spent_s
 
-    def mark_parts(self, parts: Sequence[PhaseSeconds], rest: str) -> float:
-        """End a phase whose parts were measured elsewhere; what they leave of the time since the last mark is ``rest``.
+    def mark_parts(self, parts: Sequence[PhaseSeconds], before: str) -> float:
+        """End a phase whose last parts were measured elsewhere; what they leave of its time came ``before`` them.
 
         Parts that claim more than the wall time (measured in parallel) are scaled to it, so that the sum stays true.
         """
@@ -71,8 +71,8 @@ class StartupTable:
         self._last_s = now_s
         claimed_s = sum(part.seconds for part in parts)
         scale = min(1.0, spent_s / claimed_s) if claimed_s > 0 else 1.0
+        self._rows.append(PhaseSeconds(before, max(0.0, spent_s - claimed_s * scale)))
         self._rows.extend(PhaseSeconds(part.name, part.seconds * scale) for part in parts)
-        self._rows.append(PhaseSeconds(rest, max(0.0, spent_s - claimed_s * scale)))
         return spent_s
 
 

@@ -130,7 +130,7 @@ def test_too_little_memory_has_numbers() -> None:
 
 def test_startup_rows_are_in_the_ready_message() -> None:
     ready = EngineCore(engine_config("m"), FakeExecutor(), ManualClock()).start()
-    assert [row.name for row in ready.startup] == ["fake weights", "worker start", "kv cache"]
+    assert [row.name for row in ready.startup] == ["import torch and the worker", "fake weights", "kv cache"]
     assert ready.vocab_tokens == 258
 
 
