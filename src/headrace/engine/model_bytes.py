@@ -35,10 +35,17 @@ class WeightBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class Formats:
-    """Element types that the engine would choose; the rules are those of ``--dtype`` and ``--quantization``."""
+    """How the engine would hold a model; the rules are those of ``--dtype`` and ``--quantization``.
+
+    Attributes:
+        dtype: of activations and KV cache.
+        int8: linears are int8.
+        packed: linears are packed copies (CPU), so a tied head takes memory of its own.
+    """
 
     dtype: str
-    int8: bool
+    int8: bool = False
+    packed: bool = False
 
     @property
     def element_bytes(self) -> int:
@@ -65,18 +72,17 @@ def choose_formats(decoder: DecoderConfig, device: DeviceRecord, model: ModelCon
     """
     cpu = device.kind == "cpu"
     if choose_quantization(model, "cpu" if cpu else "cuda", quantized=quantized) == "int8":
-        return Formats("float32", True)
+        return Formats("float32", int8=True, packed=True)
     if model.dtype != "auto":
-        return Formats(model.dtype, False)
+        return Formats(model.dtype, packed=cpu)
     if not cpu or decoder.checkpoint_dtype in ("bfloat16", "float16"):
-        return Formats("bfloat16", False)
-    return Formats("float32", False)
+        return Formats("bfloat16", packed=cpu)
+    return Formats("float32", packed=cpu)
 
 
 def parameter_count(decoder: DecoderConfig) -> int:
     """Return the parameters of the whole model; tied embeddings count once."""
-    one = Formats("float32", False)
-    return weight_bytes(decoder, one, 1).total // 4
+    return weight_bytes(decoder, Formats("float32"), 1).total // 4
 
 
 def weight_bytes(decoder: DecoderConfig, formats: Formats, ranks: int) -> WeightBytes:
@@ -84,7 +90,7 @@ def weight_bytes(decoder: DecoderConfig, formats: Formats, ranks: int) -> Weight
 
     Query heads, KV heads, the MLP and the vocabulary are divided by the ranks (KV heads are repeated where there are
     fewer of them than ranks); norms and the biases of row-parallel linears are on every rank. int8 linears have one
-    byte an element and a float32 scale for each output row.
+    byte an element and 8 bytes for each output row.
 
     Args:
         decoder: dimensions.
@@ -96,7 +102,7 @@ def weight_bytes(decoder: DecoderConfig, formats: Formats, ranks: int) -> Weight
     inner, vocab = decoder.intermediate_size // ranks, math.ceil(decoder.vocab_size / ranks)
 
     def linear(rows: int, columns: int, bias: bool) -> int:
-        matrix = rows * columns + 4 * rows if formats.int8 else rows * columns * formats.element_bytes
+        matrix = rows * columns + 8 * rows if formats.int8 else rows * columns * formats.element_bytes
         return matrix + (rows * formats.element_bytes if bias else 0)
 
     norms = 2 * hidden + (2 * dim if decoder.qk_norm else 0)
@@ -108,8 +114,7 @@ def weight_bytes(decoder: DecoderConfig, formats: Formats, ranks: int) -> Weight
         + norms * formats.element_bytes
     )
     embedding = vocab * hidden * formats.element_bytes
-    tied_copy = formats.int8 and decoder.tie_embeddings  # the head is an int8 linear, the table stays as it is
-    head = linear(vocab, hidden, False) if tied_copy or not decoder.tie_embeddings else 0
+    head = linear(vocab, hidden, False) if formats.packed or not decoder.tie_embeddings else 0
     return WeightBytes(
         embedding=embedding, layers=layer * decoder.num_layers + hidden * formats.element_bytes, head=head
     )

@@ -269,7 +269,7 @@ def _read_bytes(decoder: DecoderConfig, weights: WeightBytes) -> int:
 
 def _prefill_ceiling(decoder: DecoderConfig, device: DeviceRecord, ranks: int) -> float:
     """Return prompt tokens a second if only the matrix products of the layers took time (2 operations a parameter)."""
-    layers = weight_bytes(decoder, Formats("float32", False), 1).layers // 4
+    layers = weight_bytes(decoder, Formats("float32"), 1).layers // 4
     return device.bf16_flops * (1 if device.kind == "cpu" else ranks) / (2 * layers)
 
 

@@ -11,7 +11,8 @@ from headrace.engine.model_bytes import Formats, choose_formats, parameter_count
 from headrace.engine.plan import concurrency, make_plan
 from headrace.platforms.devices import DEVICES, device_record
 
-BF16 = Formats("bfloat16", False)
+BF16, BF16_CPU = Formats("bfloat16"), Formats("bfloat16", packed=True)
+INT8 = Formats("float32", int8=True, packed=True)
 LLAMA_8B = parse_decoder(
     {
         "architectures": ["LlamaForCausalLM"],
@@ -119,14 +120,54 @@ def test_tensor_parallelism_divides_all_but_the_norms():
 def test_formats_follow_the_rules_of_the_flags():
     cpu, auto = DEVICES["cpu"], ModelConfig()
     fp32 = dataclasses.replace(LLAMA_8B, checkpoint_dtype="float32")
-    assert choose_formats(LLAMA_8B, cpu, auto, quantized=False) == BF16
-    assert choose_formats(fp32, cpu, auto, quantized=False) == Formats("float32", False)
+    assert choose_formats(LLAMA_8B, cpu, auto, quantized=False) == BF16_CPU
+    assert choose_formats(fp32, cpu, auto, quantized=False) == Formats("float32", packed=True)
     assert choose_formats(fp32, H200, auto, quantized=False) == BF16
-    assert choose_formats(fp32, cpu, auto, quantized=True) == Formats("float32", True)
+    assert choose_formats(fp32, cpu, auto, quantized=True) == INT8
     assert choose_formats(fp32, H200, auto, quantized=True) == BF16
-    asked = ModelConfig(dtype="bfloat16")
-    assert choose_formats(fp32, cpu, asked, quantized=True) == BF16
-    assert choose_formats(LLAMA_8B, cpu, ModelConfig(quantization="int8"), quantized=False) == Formats("float32", True)
+    assert choose_formats(fp32, cpu, ModelConfig(dtype="bfloat16"), quantized=True) == BF16_CPU
+    assert choose_formats(LLAMA_8B, cpu, ModelConfig(quantization="int8"), quantized=False) == INT8
+
+
+def test_a_packed_head_is_a_copy_even_if_it_is_tied():
+    made = weight_bytes(QWEN3_06B, BF16_CPU, 1)
+    assert made.head == made.embedding == 151936 * 1024 * 2
+    assert weight_bytes(QWEN3_06B, INT8, 1).head == 151936 * 1024 + 8 * 151936
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("formats", [Formats("float32", packed=True), BF16_CPU, INT8], ids=str)
+def test_sizes_are_those_of_the_models_that_are_built(architecture, tied, formats):
+    torch = pytest.importorskip("torch")
+    from headrace.attention.select import load_backend
+    from headrace.layers.context import ModelContext
+    from headrace.models.registry import build_model
+    from headrace.parallel.groups import TensorParallel
+
+    decoder = parse_decoder(
+        {
+            "architectures": [architecture],
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 160,
+            "tie_word_embeddings": tied,
+        }
+    )
+    context = ModelContext(
+        dtype=getattr(torch, formats.dtype),
+        device=torch.device("cpu"),
+        tp=TensorParallel(),
+        quantization="int8" if formats.int8 else "none",
+        attention=load_backend("torch_sdpa"),
+    )
+    model = build_model(decoder, context)
+    model.finalize()
+    # A model may keep a norm once for each head; nothing else may differ.
+    assert weight_bytes(decoder, formats, 1).total == pytest.approx(model.parameter_bytes(), rel=0.006)
 
 
 def test_the_cache_of_a_cpu_is_bounded():
