@@ -10,12 +10,9 @@ import contextlib
 import dataclasses
 import difflib
 import itertools
-import signal
-import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace.base.clock import SystemClock
@@ -33,10 +30,10 @@ from headrace.engine.core import EngineCore
 from headrace.engine.core_launch import RuntimeDir
 from headrace.engine.executors import make_executor
 from headrace.engine.input_processor import InputProcessor, ProcessedPrompt
-from headrace.engine.output_processor import SequenceOutput
-from headrace.engine.request_output import CompletionOutput, OutputChunk, RequestOutput
+from headrace.engine.offline_batch import OfflineBatch, deferred_interrupt
+from headrace.engine.request_output import RequestOutput
 from headrace.engine.text_parts import load_text_parts
-from headrace.types.events import AbortRequest, AddRequest
+from headrace.types.events import ResetPrefixCache
 from headrace.types.outputs import SchedulerStats
 from headrace.types.sampling import SamplingParams
 from headrace.types.wire import PhaseSeconds
@@ -187,8 +184,6 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached KV blocks."""
-        from headrace.types.events import ResetPrefixCache
-
         core = self._require_core()
         core.post(ResetPrefixCache())
         core.step()
@@ -235,8 +230,8 @@ class LLM:
             self._process(number, prompt, parameters, priority[number] if priority else 0, add_special_tokens)
             for number, (prompt, parameters) in enumerate(zip(prompts, sampling, strict=True))
         ]
-        batch = _Batch(core, processed, self._parts.tokenizer, self._config.scheduler)
-        with _progress(len(processed), show_progress) as advance, _deferred_interrupt() as check:
+        batch = OfflineBatch(core, processed, self._parts.tokenizer, self._config.scheduler)
+        with _progress(len(processed), show_progress) as advance, deferred_interrupt() as check:
             try:
                 while batch.unfinished:
                     check()
@@ -264,7 +259,7 @@ class LLM:
         except RequestError as error:
             raise type(error)(f"prompt {number}: {error.message}", param=error.param) from error
 
-    def _recover(self, batch: _Batch, error: BaseException) -> None:
+    def _recover(self, batch: OfflineBatch, error: BaseException) -> None:
         """Leave a usable engine after an interruption or a failed request; a broken device leaves none."""
         try:
             batch.abort()
@@ -277,72 +272,6 @@ class LLM:
         if self._core is None:
             raise EngineUnavailableError("this LLM is closed")
         return self._core
-
-
-class _Batch:
-    """The requests of one call, fed to the core no faster than its queue takes them."""
-
-    def __init__(
-        self, core: EngineCore, prompts: Sequence[ProcessedPrompt], tokenizer: Tokenizer | None, limits: SchedulerConfig
-    ) -> None:
-        self._core = core
-        self._in_core_max = min(limits.max_queue, 2 * limits.max_num_seqs)
-        self._waiting = deque(
-            (number, index) for number, prompt in enumerate(prompts) for index in range(len(prompt.requests))
-        )
-        self._prompts = prompts
-        self._tokenizer = tokenizer
-        self._running: dict[str, tuple[int, SequenceOutput]] = {}
-        self.results = [
-            RequestOutput(
-                request_id=prompt.requests[0].request_id.partition(":")[0],
-                prompt=prompt.text,
-                prompt_token_ids=prompt.token_ids,
-                outputs=[CompletionOutput(index) for index in range(len(prompt.requests))],
-            )
-            for prompt in prompts
-        ]
-
-    @property
-    def unfinished(self) -> bool:
-        """True while a request has not ended."""
-        return bool(self._waiting or self._running)
-
-    def step(self) -> int:
-        """Feed and step the core once; return how many prompts were completed."""
-        while self._waiting and len(self._running) < self._in_core_max:
-            number, index = self._waiting.popleft()
-            request = self._prompts[number].requests[index]
-            self._running[request.request_id] = number, SequenceOutput(request, index, self._tokenizer)
-            self._core.post(AddRequest(request))
-        completed = 0
-        for delta in self._core.step().deltas:
-            entry = self._running.get(delta.request_id)
-            if entry is None:
-                continue
-            number, output = entry
-            chunk = output.push(delta)
-            if output.stopped_here:
-                self._core.post(AbortRequest(delta.request_id))
-            if output.finished:
-                del self._running[delta.request_id]
-            completed += self._add(number, chunk)
-        return completed
-
-    def abort(self) -> None:
-        """End everything that runs and let the core free it."""
-        self._waiting.clear()
-        for request_id in list(self._running):
-            self._core.post(AbortRequest(self._running.pop(request_id)[1].request_id))
-        while self._core.has_work:
-            self._core.step()
-
-    def _add(self, number: int, chunk: OutputChunk | None) -> int:
-        if chunk is None:
-            return 0
-        result = self.results[number]
-        result.add(chunk)
-        return int(chunk.finish_reason is not None and result.finished)
 
 
 def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
@@ -418,35 +347,3 @@ def _progress(total: int, show: bool) -> Iterator[Any]:
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as bar:
         task = bar.add_task("prompts", total=total)
         yield lambda: bar.advance(task)
-
-
-@contextlib.contextmanager
-def _deferred_interrupt() -> Iterator[Any]:
-    """Let Ctrl-C take effect between steps, where the engine is consistent; a second Ctrl-C takes effect at once.
-
-    Yields a function that raises `KeyboardInterrupt` if Ctrl-C was pressed.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    pressed = False
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    def check() -> None:
-        if pressed:
-            raise KeyboardInterrupt
-
-    previous = signal.getsignal(signal.SIGINT)
-    if previous is not signal.default_int_handler:
-        yield lambda: None  # somebody else handles Ctrl-C
-        return
-    signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, previous)
