@@ -29,6 +29,13 @@ def gone(pids):
     return not alive
 
 
+def listening_beyond_loopback(pids):
+    """Listening sockets of the ranks that another machine could reach."""
+    sockets = [socket for pid in pids for socket in psutil.Process(pid).net_connections("inet")]
+    listening = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
+    return [ip for ip in listening if not ip.startswith("127.") and ip not in ("::1", "::ffff:127.0.0.1")]
+
+
 @pytest.fixture
 def executor_of(tmp_path):
     """Make executors that are closed after the test, whatever happens in it."""
@@ -75,6 +82,7 @@ def test_two_ranks_answer_as_one_and_a_killed_rank_is_a_typed_error(executor_of,
     assert [[row.token_ids for row in result.rows] for result in results] == [[[3]] * 3, [[6]] * 3]
 
     pids = executor.pids
+    assert listening_beyond_loopback(pids) == []
     executor.submit(plan(9))
     begun = time.monotonic()
     with pytest.raises(EngineUnavailableError, match=r"rank 1: killed by SIGKILL \(exit code -9\)"):
