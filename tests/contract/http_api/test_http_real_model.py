@@ -24,6 +24,7 @@ CAPITAL = [{"role": "user", "content": "What is the capital of France? Answer in
 
 class RealServer:
     def __init__(self) -> None:
+        # float32: the mode whose output does not depend on batching and cache hits, so that answers can be compared.
         command = [
             sys.executable,
             "-m",
