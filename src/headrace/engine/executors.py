@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import EngineConfig
+from headrace.platforms.openmp import limit_spinning
 from headrace.weights.source import ModelFiles, resolve_model
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def make_executor(config: EngineConfig, runtime_dir: Path | None = None, files: 
     Raises:
         ConfigError: the model cannot be found.
     """
+    limit_spinning(os.environ)
     maker = WorkerMaker(config, files if files is not None else resolve_model(config.model))
     ranks = config.parallel.tensor_parallel_size
     if ranks == 1:
