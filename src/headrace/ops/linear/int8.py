@@ -53,13 +53,19 @@ class Int8Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._packed = pack(weight)
         self._bias = bias
+        self._out_features = weight.shape[0]
         self.held_bytes = weight.numel() + 8 * weight.shape[0] + (0 if bias is None else bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return [M, N] for x [M, K]."""
-        if x.shape[0] == 1:
-            y: Tensor = torch.ops.quantized.linear_dynamic(x, self._packed, False)
-            return y if self._bias is None else y.add_(self._bias)
+        """Return [M, N] for x [M, K]; a row that is not finite gives one that is not finite."""
+        # FBGEMM skips NaN when it looks for the scale and rounds it to something finite. The row's own scale is NaN
+        # then, and brings the fault back; hence also for a single row.
         largest = x.abs().amax(dim=1, keepdim=True).clamp_(min=_TINY)
-        y = torch.ops.quantized.linear_dynamic(x / largest, self._packed, False)
+        try:
+            y: Tensor = torch.ops.quantized.linear_dynamic(x / largest, self._packed, False)
+        except RuntimeError:
+            # It refuses an input in which nothing is finite. That must fail these rows, not the step.
+            if torch.isfinite(largest).any():
+                raise
+            return x.new_full((x.shape[0], self._out_features), torch.nan)
         return y.mul_(largest) if self._bias is None else torch.addcmul(self._bias, y, largest)
