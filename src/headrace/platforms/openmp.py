@@ -2,15 +2,16 @@
 
 GNU OpenMP, which torch's CPU builds use, spins for milliseconds by default. When another process holds one of the cores
 (the HTTP front end, a client, a neighbour), the waiting thread burns the other core instead of letting the late one run
-there, and an operator of 0.1 ms takes a scheduler tick of 8 ms. A short spin costs nothing on a quiet machine and was 6
-times faster on a loaded one; figures in ``docs/performance.md``.
+there, and an operator of 0.1 ms takes a scheduler tick of 8 ms. This count is the smallest that costs nothing on a quiet
+machine, where 1,000 would lose 40 %; on a loaded one it is about 3 times faster than the default. Figures in
+``docs/performance.md``.
 """
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-SPIN_COUNT = "1000"
+SPIN_COUNT = "10000"
 _CHOSEN_BY_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
