@@ -38,7 +38,7 @@ class Formats:
     """How the engine would hold a model; the rules are those of ``--dtype`` and ``--quantization``.
 
     Attributes:
-        dtype: of activations and KV cache.
+        dtype: of the activations, and of the KV cache unless the linears are int8.
         int8: linears are int8.
         packed: linears are packed copies (CPU), so a tied head takes memory of its own.
     """
@@ -49,8 +49,13 @@ class Formats:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element of activations and KV cache."""
+        """Bytes of one element of the activations."""
         return _ELEMENT_BYTES[self.dtype]
+
+    @property
+    def cache_element_bytes(self) -> int:
+        """Bytes of one element of the KV cache; the rule of `layers.context.cache_dtype`."""
+        return _ELEMENT_BYTES["bfloat16"] if self.int8 else self.element_bytes
 
     @property
     def weight_format(self) -> str:
@@ -156,6 +161,6 @@ def layer_caches(decoder: DecoderConfig, formats: Formats, ranks: int) -> list[L
         kv_heads=kv_heads_per_rank(decoder, ranks),
         key_dim=decoder.head_dim,
         value_dim=decoder.head_dim,
-        dtype_bytes=formats.element_bytes,
+        dtype_bytes=formats.cache_element_bytes,
     )
     return [LayerCache(index, spec) for index in range(decoder.num_layers)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from headrace.attention.contract import LayerKv
@@ -111,9 +112,14 @@ class CausalModel(ABC):
         """Patterns of checkpoint tensors that may be there without being used."""
         return ("*.rotary_emb.inv_freq", *(("lm_head.weight",) if self.decoder.tie_embeddings else ()))
 
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Type of the KV cache; the backend's memory must be allocated with it."""
+        return self.context.cache_dtype
+
     def layer_caches(self) -> list[LayerCache]:
         """Declare what each layer keeps for its tokens, on this rank."""
-        return [layer.attention.cache(self.context.dtype.itemsize) for layer in self._layers]
+        return [layer.attention.cache(self.cache_dtype.itemsize) for layer in self._layers]
 
     def weight_targets(self) -> Targets:
         """Return every tensor of the checkpoint by its Hugging Face name. Requires that `finalize` was not called.

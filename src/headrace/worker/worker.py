@@ -18,6 +18,8 @@ from headrace.base.errors import ConfigError, InvariantError
 from headrace.base.log import get_logger
 from headrace.config.decoder import DecoderConfig, parse_decoder
 from headrace.config.engine import EngineConfig
+from headrace.layers.attention import kv_share
+from headrace.layers.context import cache_dtype
 from headrace.models.registry import CausalModel, ModelContext, build_model
 from headrace.parallel.groups import TensorParallel
 from headrace.platforms.detect import Platform, current_platform
@@ -132,7 +134,7 @@ class Worker:
             layout: of this rank. A new layout replaces an earlier one.
         """
         loaded = self._model()
-        bind_layout(loaded.model, loaded.backend, layout, loaded.dtype, loaded.platform.device)
+        bind_layout(loaded.model, loaded.backend, layout, loaded.model.cache_dtype, loaded.platform.device)
         self._runner = StepRunner(
             loaded.model,
             loaded.backend,
@@ -158,10 +160,10 @@ class Worker:
         request = AttentionRequest(
             device=platform.name,
             dtype=_name(dtype),
-            cache_dtype=_name(dtype),
+            cache_dtype=_name(cache_dtype(dtype, quantization)),
             head_dim=decoder.head_dim,
             heads=self._tp.share(decoder.num_heads, "num_attention_heads"),
-            kv_heads=self._tp.share(decoder.num_kv_heads, "num_key_value_heads"),
+            kv_heads=kv_share(decoder.num_kv_heads, self._tp)[1],
             batch_invariant=invariant,
         )
         selection = select(request, wanted=config.parallel.attention_backend)
@@ -185,7 +187,8 @@ class Worker:
             # Asked again: what the weights took is no longer available.
             available = current_platform("cpu").available_bytes
             return cpu_cache_bytes(config.cache, available, self._tp.size)
-        return profiled_cache_bytes(config, loaded.model, loaded.backend, loaded.dtype, loaded.platform.device)
+        device, stored = loaded.platform.device, loaded.model.cache_dtype
+        return profiled_cache_bytes(config, loaded.model, loaded.backend, stored, device)
 
     def _model(self) -> Loaded:
         if self._loaded is None:
