@@ -105,18 +105,19 @@ class Runner:
         block_tokens: int = 4,
         num_blocks: int = 400,
         shuffle_seed: int = 3,
+        device: torch.device = CPU,
     ) -> None:
         self.backend = load_backend(backend)
         invariant = backend == "torch_exact"
-        context = ModelContext(dtype, CPU, tp or TensorParallel(), quantization, self.backend, invariant)
+        context = ModelContext(dtype, device, tp or TensorParallel(), quantization, self.backend, invariant)
         self.model = build_model(decoder_of(oracle), context)
         load(self.model, oracle.state_dict())
         caches = self.model.layer_caches()
         group = GroupLayout(0, caches[0].spec, [c.layer_index for c in caches], block_tokens, num_blocks)
-        cache_dtype = {2: torch.bfloat16, 4: torch.float32}[caches[0].spec.dtype_bytes]
-        self.kv = self.backend.allocate(group, cache_dtype, CPU)
+        assert caches[0].spec.dtype_bytes == self.model.cache_dtype.itemsize
+        self.kv = self.backend.allocate(group, self.model.cache_dtype, device)
         self.model.bind_cache(self.kv)
-        self._block_tokens = block_tokens
+        self._block_tokens, self._device = block_tokens, device
         generator = torch.Generator().manual_seed(shuffle_seed)
         self._free = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
         self.tables: dict[str, list[int]] = {}
@@ -137,7 +138,8 @@ class Runner:
             positions.extend(range(start, start + len(tokens)))
             self.done[name] = start + len(tokens)
         step = self.backend.prepare(RowBatch(starts, counts, tables))
-        out = self.model.forward(torch.tensor(ids), torch.tensor(positions), step)
+        token_ids = torch.tensor(ids, device=self._device)
+        out = self.model.forward(token_ids, torch.tensor(positions, device=self._device), step)
         parts = out.split(counts)
         return {name: part for (name, _), part in zip(rows, parts, strict=True)}
 
