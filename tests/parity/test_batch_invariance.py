@@ -6,10 +6,14 @@ import pytest
 import torch
 from tiny_models import Runner, random_ids, reference
 
+from headrace.attention.select import load_backend
+from headrace.layers.context import ModelContext
+from headrace.layers.kernels import make_kernel
 from headrace.ops.activation.eager import silu_mul_invariant
-from headrace.ops.linear import packed
-from headrace.ops.linear.plain import TiledLinear
+from headrace.ops.linear import packed, plain
+from headrace.ops.linear.plain import TiledLinear, proven_heights
 from headrace.ops.norm.eager import head_rms_norm, rms_norm
+from headrace.parallel.groups import TensorParallel
 
 SMOLLM2_SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536), (4096, 576)]
 ODD_SHAPES = [(33, 48), (112, 64), (7, 1000), (2560, 2048)]
@@ -46,28 +50,55 @@ def test_whole_model(case: str, threads: int) -> None:
     assert torch.equal(tail, want[64:])
 
 
+def check_linear(linear: object, columns: int) -> None:
+    x = torch.randn(300, columns)
+    whole = linear(x)  # type: ignore[operator]
+    for first, rows in ((0, 1), (7, 1), (5, 2), (1, 15), (3, 20), (40, 64), (2, 127), (11, 260)):
+        part = linear(x[first : first + rows].clone())  # type: ignore[operator]
+        assert torch.equal(part, whole[first : first + rows]), (first, rows)
+
+
 @threads
 @pytest.mark.parametrize("shape", SMOLLM2_SHAPES + ODD_SHAPES)
-def test_packed_linear(shape: tuple[int, int], threads: int) -> None:
+def test_chosen_linear(shape: tuple[int, int], threads: int) -> None:
+    """Whichever kernel this build of torch deserves: packed where it proves itself, else tiles."""
     torch.set_num_threads(threads)
-    assert packed.is_available(torch.float32)
-    assert packed.keeps_bits(*shape)
-    weight, x = torch.randn(shape) / 20, torch.randn(130, shape[1])
-    linear = packed.PackedLinear(weight, None, invariant=True)
-    whole = linear(x)
-    for rows in (1, 2, 3, 9, 20, 31, 64, 127):
-        assert torch.equal(linear(x[5 : 5 + rows].clone()), whole[5 : 5 + rows][: 130 - 5])
+    context = ModelContext(
+        torch.float32, torch.device("cpu"), TensorParallel(), "none", load_backend("torch_exact"), True
+    )
+    kernel = make_kernel(torch.randn(shape) / 20, torch.randn(shape[0]), context)
+    proven = packed.is_available(torch.float32) and packed.keeps_bits(*shape)
+    assert isinstance(kernel, packed.PackedLinear if proven else TiledLinear)
+    check_linear(kernel, shape[1])
 
 
 @threads
 @pytest.mark.parametrize("shape", [(960, 576), (576, 1536), (33, 48)])
 def test_tiled_linear(shape: tuple[int, int], threads: int) -> None:
     torch.set_num_threads(threads)
-    weight, x = torch.randn(shape) / 20, torch.randn(50, shape[1])
-    linear = TiledLinear(weight, torch.randn(shape[0]))
-    whole = linear(x)
-    for first, rows in ((0, 1), (3, 1), (7, 15), (1, 17), (18, 32)):
-        assert torch.equal(linear(x[first : first + rows]), whole[first : first + rows])
+    kernel = TiledLinear(torch.randn(shape) / 20, torch.randn(shape[0]))
+    assert proven_heights(*shape)[0] == 16
+    check_linear(kernel, shape[1])
+
+
+def test_a_height_that_gives_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = plain.F.linear
+
+    def sloppy(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return exact(x, *rest) + (1e-6 if x.shape[0] == 64 else 0)
+
+    monkeypatch.setattr(plain.F, "linear", sloppy)
+    assert 64 not in proven_heights(11, 13)
+
+
+def test_a_packed_kernel_that_gives_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = packed.PackedLinear._run
+
+    def sloppy(self: packed.PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        return exact(self, x) + (1e-6 if x.shape[0] == 33 else 0)
+
+    monkeypatch.setattr(packed.PackedLinear, "_run", sloppy)
+    assert not packed.keeps_bits(12, 13)
 
 
 @threads
