@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import default_gguf
+from smollm2_samples import default_gguf
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from conftest import PROMPTS
+from smollm2_samples import PROMPTS
 
 from headrace import SamplingParams
 
