@@ -83,8 +83,8 @@ class BlockMemory:
             for place, index in enumerate(self._layer_indices)
         }
 
-    def slot_rows(self, batch: RowBatch) -> list[Tensor]:
-        """Return for each layer the rows of the token view where a step's keys go; values go ``block_tokens`` further.
+    def slot_rows(self, batch: RowBatch) -> list[tuple[Tensor, Tensor]]:
+        """Return for each layer the rows of the token view where a step's keys and where its values go.
 
         Args:
             batch: rows of the step; their block tables must cover every token.
@@ -100,7 +100,8 @@ class BlockMemory:
         pairs = np.array(parts, np.int64)
         half = 2 * self.block_tokens
         first_layer = pairs[:, 0] * (self.layers * half) + pairs[:, 1]
-        return self._of_layers(first_layer, half)
+        keys = self._of_layers(first_layer, half)
+        return list(zip(keys, self._of_layers(first_layer + self.block_tokens, half), strict=True))
 
     def table_rows(self, tables: Sequence[Sequence[int]], blocks: int) -> list[Tensor]:
         """Return for each layer the rows of the half-block view that `gather` reads: keys of all tables, then values.
@@ -119,7 +120,7 @@ class BlockMemory:
         keys = filled.ravel() * (self.layers * 2)
         return self._of_layers(np.concatenate((keys, keys + 1)), 2)
 
-    def write(self, rows: Tensor, k: Tensor, v: Tensor) -> None:
+    def write(self, rows: tuple[Tensor, Tensor], k: Tensor, v: Tensor) -> None:
         """Store the keys and values of a step.
 
         Args:
@@ -131,8 +132,9 @@ class BlockMemory:
             the memory of these slots, and nothing else.
         """
         tokens, width = k.shape[0], self.heads * self.dim
-        self._tokens.index_copy_(0, rows, k.reshape(tokens, width).to(self.dtype))
-        self._tokens.index_copy_(0, rows + self.block_tokens, v.reshape(tokens, width).to(self.dtype))
+        key_rows, value_rows = rows
+        self._tokens.index_copy_(0, key_rows, k.reshape(tokens, width).to(self.dtype))
+        self._tokens.index_copy_(0, value_rows, v.reshape(tokens, width).to(self.dtype))
 
     def gather(self, rows: Tensor, tables: int) -> Tensor:
         """Return keys and values [2, tables, S, heads, dim] of whole blocks. Valid until the next call.

@@ -49,13 +49,13 @@ class ExactStep:
     Attributes:
         rows: rows of the step.
         longest_tokens: length of the longest row.
-        slots: per layer, where keys go.
+        slots: per layer, where keys and where values go.
         spans: all tokens.
     """
 
     rows: int
     longest_tokens: int
-    slots: list[Tensor]
+    slots: list[tuple[Tensor, Tensor]]
     spans: list[Span]
 
 

@@ -67,14 +67,14 @@ class SdpaStep:
     Attributes:
         rows: rows of the step.
         longest_tokens: length of the longest row.
-        slots: per layer, where keys go.
+        slots: per layer, where keys and where values go.
         buckets: decode rows.
         prefills: the others.
     """
 
     rows: int
     longest_tokens: int
-    slots: list[Tensor]
+    slots: list[tuple[Tensor, Tensor]]
     buckets: list[DecodeBucket]
     prefills: list[PrefillRow]
 

@@ -26,7 +26,7 @@ def pack(weight: Tensor) -> torch.ScriptObject:
     Args:
         weight: [N, K] fp32 on the CPU.
     """
-    scale = weight.abs().amax(dim=1).clamp_(min=_TINY).double() / 127
+    scale = weight.abs().amax(dim=1).clamp_(min=_TINY) / 127
     rounded = (weight / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8)
     engine = torch.backends.quantized.engine
     with warnings.catch_warnings():
@@ -36,7 +36,7 @@ def pack(weight: Tensor) -> torch.ScriptObject:
         torch.backends.quantized.engine = "fbgemm"
         try:
             zero_points = torch.zeros(len(scale), dtype=torch.int64)
-            tensor = torch._make_per_channel_quantized_tensor(rounded, scale, zero_points, 0)
+            tensor = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zero_points, 0)
             return torch.ops.quantized.linear_prepack(tensor, None)
         finally:
             torch.backends.quantized.engine = engine
