@@ -27,9 +27,11 @@ REQUEST_DEADLINE_S = 90.0
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, psutil.Process]]:
     """A real server on a port of its own choice."""
-    log = (tmp_path / "server.log").open("w+")
     command = [sys.executable, "-m", "headrace.cli.main", "serve", "default", "--port", "0", "--max-model-len", "1024"]
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    # A cache that is soon used up: memory is then flat, and eviction and preemption are part of the test.
+    command += ["--kv-cache-memory-bytes", "128M"]
+    with (tmp_path / "server.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         url = _wait_for_url(process, tmp_path / "server.log")
         yield url, psutil.Process(process.pid)
