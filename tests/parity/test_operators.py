@@ -36,6 +36,10 @@ def test_rms_norm(width: int, dtype: torch.dtype) -> None:
     for rows in ROWS:
         x, weight = torch.randn(rows, width).to(dtype), torch.randn(width).to(dtype)
         near(norm.rms_norm(x, weight, 1e-5), norm_reference.rms_norm(x, weight, 1e-5), BOUND[dtype])
+        if dtype == torch.float32:
+            for size in (1.0, 1e-4, 1e6):
+                want = norm_reference.rms_norm(x * size, weight, 1e-5)
+                near(norm.ShortRmsNorm(weight, 1e-5)(x * size), want, 2 * BOUND[dtype])
         heads = torch.randn(rows, 9, width).to(dtype)[:, 1:6]
         per_head = torch.randn(5, width).to(dtype)
         want = norm_reference.rms_norm(heads, per_head, 1e-6)

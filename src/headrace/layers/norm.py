@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headrace.layers.context import ModelContext
 from headrace.layers.linear import Targets, copy_part
-from headrace.ops.norm.eager import rms_norm
+from headrace.ops.norm.eager import ShortRmsNorm, rms_norm
 from headrace.weights.target import WeightTarget
 
 
@@ -23,6 +23,8 @@ class RmsNorm:
     def __init__(self, context: ModelContext, features: int, eps: float) -> None:
         self.weight = torch.empty(features, dtype=context.dtype, device=context.device)
         self._eps = eps
+        self._context = context
+        self._short: ShortRmsNorm | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -33,6 +35,12 @@ class RmsNorm:
         """Return the checkpoint tensor ``name + ".weight"``."""
         return {f"{name}.weight": WeightTarget(tuple(self.weight.shape), copy_part(self.weight))}
 
+    def finalize(self) -> None:
+        """Choose how to compute, now that the weight is loaded."""
+        context = self._context
+        if context.device.type == "cpu" and context.dtype == torch.float32 and not context.invariant:
+            self._short = ShortRmsNorm(self.weight, self._eps)
+
     def __call__(self, x: Tensor) -> Tensor:
         """Return the norm of x [T, features]."""
-        return rms_norm(x, self.weight, self._eps)
+        return rms_norm(x, self.weight, self._eps) if self._short is None else self._short(x)

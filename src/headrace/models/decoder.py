@@ -59,8 +59,8 @@ class DecoderLayer:
 
     def finalize(self) -> None:
         """Pack or quantise the loaded weights."""
-        self.attention.finalize()
-        self.mlp.finalize()
+        for part in (self.attention_norm, self.attention, self.mlp_norm, self.mlp):
+            part.finalize()
 
     def __call__(self, x: Tensor, cos: Tensor, signed_sin: Tensor, step: object) -> Tensor:
         """Return x with the layer's results added in place.
@@ -141,6 +141,7 @@ class CausalModel(ABC):
         """Pack or quantise the loaded weights and free the originals. Call once, after loading."""
         for layer in self._layers:
             layer.finalize()
+        self._norm.finalize()
         self._head.finalize(keep_table=self.decoder.tie_embeddings)
         self._finalized = True
 
