@@ -71,7 +71,7 @@ def check_requests(scheduler: Scheduler, device_slots: int) -> None:
 
 
 def check_no_starvation(scheduler: Scheduler, *, budget_left_tokens: int, preempted: bool, watermark: float) -> None:
-    """Nobody waits while blocks, slots and budget for him are free, even if he had no hit at all."""
+    """Nobody waits while blocks, slots and budget for him are free, counting the hit that he would find now."""
     running, waiting = scheduler.running, scheduler.waiting
     if not waiting or preempted:
         return
@@ -79,13 +79,17 @@ def check_no_starvation(scheduler: Scheduler, *, budget_left_tokens: int, preemp
     if not budget_left_tokens or len(running) >= scheduler._config.max_num_seqs:
         return
     head = waiting[0]
+    hit = scheduler.kv.find_hit(head.kv, head.token_ids)
+    if head.wants_prompt_logprobs:
+        hit = scheduler.kv.no_hit()
     for index, group in enumerate(scheduler.kv.groups):
 
         def missing(request: Request, index: int = index, size: int = group.block_tokens) -> int:
             return max(0, -(-request.known_tokens // size) - len(request.kv.tables[index]))
 
+        in_use = sum(group.pool.references(block) > 0 for block in hit.tables[index])
         promised = sum(missing(request) for request in running) + int(watermark * group.pool.total_blocks)
-        if missing(head) + promised > group.pool.free_blocks:
+        if missing(head) - in_use + promised > group.pool.free_blocks:
             return
     demand(False, f"{head.request_id} waits although everything for it is free")
 

@@ -74,6 +74,8 @@ class KvCoordinator:
         self.groups: list[CacheGroup] = [
             make_group(group, hash_tokens=self.hash_tokens, record_events=record_events) for group in layout.groups
         ]
+        self._watched: frozenset[bytes] = frozenset()
+        self.watched_published = False
         self._freeing_groups = [index for index, group in enumerate(self.groups) if not group.keeps_all]
 
     def new_sequence(self, *, salt: str | None, hashes: Sequence[bytes] = ()) -> SequenceKv:
@@ -119,19 +121,40 @@ class KvCoordinator:
         """Return the hit of no tokens."""
         return Hit(0, [[] for _ in self.groups])
 
-    def fits(self, hit: Hit, tokens: int, kept_blocks: Sequence[int]) -> bool:
-        """Return whether a sequence of ``tokens`` tokens can get its blocks.
+    def demand_blocks(self, hit: Hit, tokens: int) -> list[int]:
+        """Return per group how many free blocks a sequence of ``tokens`` tokens takes.
 
         Args:
-            hit: its cached beginning. Hit blocks that lie on the free list count as demand: pinning takes them off.
+            hit: its cached beginning. Hit blocks that lie on the free list count: pinning takes them off.
             tokens: length of the sequence.
+        """
+        return [
+            group.blocks_needed(len(table), tokens) + group.pool.idle(table)
+            for group, table in zip(self.groups, hit.tables, strict=True)
+        ]
+
+    def has_free(self, demand_blocks: Sequence[int], kept_blocks: Sequence[int]) -> bool:
+        """Return whether every group has so many free blocks.
+
+        Args:
+            demand_blocks: per group, blocks to be taken.
             kept_blocks: per group, free blocks that must be left over.
         """
-        for group, table, kept in zip(self.groups, hit.tables, kept_blocks, strict=True):
-            demand_blocks = group.blocks_needed(len(table), tokens) + group.pool.idle(table)
-            if demand_blocks + kept > group.pool.free_blocks:
+        for group, demand, kept in zip(self.groups, demand_blocks, kept_blocks, strict=True):
+            if demand + kept > group.pool.free_blocks:
                 return False
         return True
+
+    def watch(self, hashes: Sequence[bytes]) -> None:
+        """Note from now on in `watched_published` whether a block with one of these hashes is published.
+
+        Until then no sequence with these hashes finds a longer hit, or one with more blocks in use, unless another
+        one that shares them is started.
+
+        Mutates: the watch; there is one.
+        """
+        self._watched = frozenset(hashes)
+        self.watched_published = False
 
     def start(self, sequence: SequenceKv, hit: Hit, tokens: int) -> None:
         """Give a sequence its hit and room for ``tokens`` tokens in all.
@@ -140,7 +163,7 @@ class KvCoordinator:
         one group could evict a hit that is not pinned yet.
 
         Mutates: ``sequence``, the pools.
-        Requires: the sequence holds no block; ``fits`` was true for this hit and nothing was allocated since.
+        Requires: the sequence holds no block; its demand was free (`has_free`) and nothing was allocated since.
         """
         invariant(not any(sequence.tables), "a sequence that holds blocks cannot be started")
         for group, table in zip(self.groups, hit.tables, strict=True):
@@ -242,6 +265,7 @@ class KvCoordinator:
                 start_token = block_index * group.block_tokens
                 content = token_ids[start_token : start_token + group.block_tokens]
                 group.pool.publish(table[block_index], block_hash, parent, content)
+                self.watched_published |= block_hash in self._watched
             parent = block_hash
         sequence.published_blocks[index] = max(first, end)
 

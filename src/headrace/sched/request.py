@@ -54,7 +54,7 @@ class Request:
         known_tokens: ``len(token_ids)`` plus samples in flight.
         planned_tokens: tokens whose KV is computed once all plans so far have run.
         computed_tokens: tokens whose KV is computed by steps that have been applied.
-        cached_tokens: length of the prefix hit at the last start, prompt only.
+        cached_tokens: length of the prefix hit at the first start, prompt only.
         preemptions: how often it lost its blocks.
         first_scheduled_s: when it first got a slot, or None.
         delta_sent: a delta has been made, so the next one need not say when it was first scheduled.

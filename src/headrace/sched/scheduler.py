@@ -90,6 +90,8 @@ class Scheduler:
         self._flights: deque[Flight] = deque()
         self._steps = 0
         self._entered = 0
+        # The head of the queue at its last look-up, if it did not fit, and the blocks per group that it asked for.
+        self._blocked: tuple[Request, list[int]] | None = None
         self._totals = Totals()
 
     @property
@@ -325,18 +327,34 @@ class Scheduler:
         while len(self._waiting) and self._free_slots and draft.budget_tokens:
             kept_blocks = kept_blocks or self._promised_blocks()
             request = self._waiting.first()
-            if request.wants_prompt_logprobs:
-                hit = self.kv.no_hit()
-            else:
-                hit = self.kv.find_hit(request.kv, request.token_ids)
-            if not self.kv.fits(hit, request.known_tokens, kept_blocks):
+            if self._is_still_blocked(request, kept_blocks):
                 break
+            hit = self._hit_of(request)
+            demand_blocks = self.kv.demand_blocks(hit, request.known_tokens)
+            if not self.kv.has_free(demand_blocks, kept_blocks):
+                self._blocked = (request, demand_blocks)
+                self.kv.watch(() if request.wants_prompt_logprobs else request.kv.hashes)
+                break
+            self._blocked = None
             tokens = self._chunk(request.known_tokens - hit.tokens, draft)
             alone = not self._running
             self._start(request, hit, tokens, draft, now_s)
             promised = self.kv.missing_blocks(request.kv, request.known_tokens)
             before = self._watermark_blocks if alone else kept_blocks
             kept_blocks = [kept + more for kept, more in zip(before, promised, strict=True)]
+
+    def _hit_of(self, request: Request) -> Hit:
+        return self.kv.no_hit() if request.wants_prompt_logprobs else self.kv.find_hit(request.kv, request.token_ids)
+
+    def _is_still_blocked(self, request: Request, kept_blocks: Sequence[int]) -> bool:
+        """Return True if the request did not fit at its last look-up and cannot fit now, without looking up again.
+
+        A look-up grows with the prompt, and a full cache keeps the head of the queue waiting for many steps. What it
+        asks for cannot shrink as long as none of its blocks is published and nobody else is started.
+        """
+        if self._blocked is None or self._blocked[0] is not request or self.kv.watched_published:
+            return False
+        return not self.kv.has_free(self._blocked[1], kept_blocks)
 
     def _promised_blocks(self) -> list[int]:
         """Return per group the free blocks that a new request must leave: the watermark, and prompts half computed."""
@@ -357,8 +375,9 @@ class Scheduler:
         request.slot = heapq.heappop(self._free_slots)
         self._running[request.request_id] = request
         request.planned_tokens = request.computed_tokens = hit.tokens
-        request.cached_tokens = min(hit.tokens, request.prompt_tokens)
         if request.first_scheduled_s is None:
+            # A later start hits what the request itself has computed: that saves nothing it would not have paid for.
+            request.cached_tokens = min(hit.tokens, request.prompt_tokens)
             request.first_scheduled_s = now_s
             self._totals.started(request.prompt_tokens, len(request.token_ids), hit.tokens)
         draft.add_start(request)
@@ -391,5 +410,6 @@ class Scheduler:
             self._releases.append(self._stop_running(request))
         else:
             self._waiting.remove(request)
+            self._blocked = None
         request.move_to(RequestState.FINISHED)
         del self._requests[request.request_id]

@@ -45,7 +45,7 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         stop_token_id: the EOS or stop token that ended it, if one did.
         logprobs: for ``new_token_ids``, if asked for.
         prompt_logprobs: for prompt positions covered in this step, if asked for.
-        cached_tokens: prompt tokens taken from the prefix cache at the (last) start.
+        cached_tokens: prompt tokens taken from the prefix cache at the first start.
         error: set if ``finish_reason`` is ERROR.
         first_scheduled_s: monotonic seconds when it first got a slot, sent with the first delta.
         preemptions: how often it has been preempted so far.

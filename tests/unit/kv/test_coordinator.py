@@ -126,9 +126,9 @@ def test_idle_hit_blocks_count_as_demand() -> None:
     kv.release(computed(kv, TOKENS, 12))
     hit = kv.find_hit(kv.new_sequence(salt=None), TOKENS[:20])
     assert hit.tokens == 12
-    assert kv.fits(hit, 16, [0])
-    assert not kv.fits(hit, 16, [1])
-    assert not kv.fits(hit, 20, [0]), "3 idle hits and 2 new blocks of 4"
+    assert kv.has_free(kv.demand_blocks(hit, 16), [0])
+    assert not kv.has_free(kv.demand_blocks(hit, 16), [1])
+    assert not kv.has_free(kv.demand_blocks(hit, 20), [0]), "3 idle hits and 2 new blocks of 4"
 
 
 def test_hits_are_pinned_before_anything_is_handed_out() -> None:

@@ -182,6 +182,44 @@ def test_a_prompt_half_computed_keeps_its_promise_of_blocks(make_bench: Make) ->
     assert bench.chunks(bench.step()[0]) == {"long": 4}
 
 
+def test_a_blocked_head_is_looked_up_once(make_bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(usable_blocks=8)
+    kv, lookups = bench.scheduler.kv, []
+    find_hit = kv.find_hit
+    monkeypatch.setattr(kv, "find_hit", lambda *given: lookups.append(given[0]) or find_hit(*given))
+    bench.add("a", 13, max_tokens=3)
+    bench.step()
+    bench.add("waits", 25, max_tokens=2)
+    lookups.clear()
+    bench.step()
+    plan, _ = bench.step()
+    assert bench.chunks(plan) == {"a": 1} and len(lookups) == 1, "nothing it needs has changed in between"
+    assert bench.chunks(bench.step()[0]) == {"waits": 25}
+    assert len(lookups) == 2, "a has ended and its blocks are free"
+
+
+def test_a_blocked_head_starts_as_soon_as_what_it_shares_is_published(make_bench: Make) -> None:
+    bench = make_bench(usable_blocks=6, max_num_batched_tokens=8, max_num_seqs=3)
+    shared = list(range(16))
+    bench.add("a", shared, max_tokens=4)  # 4 blocks for the prompt, two steps; one more at its end
+    bench.step()
+    bench.add("b", [*shared, 99], max_tokens=2)  # 5 blocks, of which 4 will be shared
+    assert bench.chunks(bench.step()[0]) == {"a": 8}, "2 blocks are free and 2 published ones are not enough"
+    assert bench.chunks(bench.step()[0]) == {"a": 1, "b": 1}
+
+
+def test_a_new_head_is_looked_up_and_the_old_one_again(make_bench: Make) -> None:
+    bench = make_bench(usable_blocks=8, policy="priority")
+    bench.add("a", 13, max_tokens=9)
+    bench.step()
+    bench.add("long", 25, max_tokens=2)
+    bench.step()
+    bench.add("urgent", 4, max_tokens=1, priority=-1)
+    assert bench.chunks(bench.step()[0]) == {"a": 1, "urgent": 4}
+    bench.abort("a")
+    assert bench.chunks(bench.step()[0]) == {"long": 25}
+
+
 def test_idle_steps_are_legal(make_bench: Make) -> None:
     bench = make_bench()
     assert not bench.scheduler.has_work
