@@ -193,13 +193,14 @@ def test_a_blocked_head_is_looked_up_once(make_bench: Make, monkeypatch: pytest.
     lookups.clear()
     bench.step()
     plan, _ = bench.step()
-    assert bench.chunks(plan) == {"a": 1} and len(lookups) == 1, "nothing it needs has changed in between"
+    assert bench.chunks(plan) == {"a": 1}
+    assert len(lookups) == 1, "nothing it needs has changed in between"
     assert bench.chunks(bench.step()[0]) == {"waits": 25}
     assert len(lookups) == 2, "a has ended and its blocks are free"
 
 
 def test_a_blocked_head_starts_as_soon_as_what_it_shares_is_published(make_bench: Make) -> None:
-    bench = make_bench(usable_blocks=6, max_num_batched_tokens=8, max_num_seqs=3)
+    bench = make_bench(usable_blocks=6, long_prefill_token_threshold=8)
     shared = list(range(16))
     bench.add("a", shared, max_tokens=4)  # 4 blocks for the prompt, two steps; one more at its end
     bench.step()
