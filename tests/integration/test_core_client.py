@@ -17,6 +17,7 @@ from fake_device import POISON, engine_config, expected_tokens, logprob_of
 from headrace.base.errors import EngineFaultError, EngineUnavailableError, RequestError, WeightLoadError
 from headrace.base.ids import RequestId
 from headrace.engine.client import CoreClient
+from headrace.engine.delta_stream import DeltaStream
 from headrace.types.outputs import FinishReason, RequestDelta
 from headrace.types.requests import EngineRequest
 from headrace.types.sampling import SamplingParams
@@ -119,6 +120,30 @@ async def test_a_poisoned_request_is_failed_and_the_others_survive(make_client: 
         assert _tokens(await bounded(task)) == expected_tokens(prompt, 400)
     assert client.state == "ready"
     assert client.restarts <= 3
+
+
+async def test_the_others_of_a_failed_requests_stream_end_too(make_client: MakeClient, bounded: Bounded) -> None:
+    client = await make_client("make_poisoned")
+    stream = client.open_stream([_request("bad", [97, POISON, 98], 10), _request("other", [97, 98], 2000)])
+    with pytest.raises(EngineFaultError):
+        await bounded(_drain(stream))
+    assert client.unfinished == 0, "nobody reads the other one any more"
+
+
+async def _drain(stream: DeltaStream) -> None:
+    async for _ in stream:
+        pass
+
+
+async def test_a_request_without_an_encoding_fails_its_caller_and_no_restart(
+    make_client: MakeClient, bounded: Bounded
+) -> None:
+    client = await make_client("make")
+    odd = _request("\ud800", [97], 1)
+    with pytest.raises(UnicodeEncodeError):
+        client.submit(odd)
+    assert client.unfinished == 0
+    assert _tokens(await bounded(_collect(client, _request("good", [97, 98], 3)))) == expected_tokens([97, 98], 3)
 
 
 async def test_a_lone_poisoned_request_fails_after_two_crashes(make_client: MakeClient, bounded: Bounded) -> None:
@@ -225,6 +250,7 @@ import asyncio, sys
 from pathlib import Path
 from fake_device import engine_config
 from headrace.engine.client import CoreClient
+from headrace.engine.delta_stream import DeltaStream
 
 async def main():
     client = CoreClient(engine_config(sys.argv[1]), executor_factory="fake_device:make")

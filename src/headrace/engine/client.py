@@ -35,7 +35,7 @@ from headrace.engine.supervision import CrashLedger, RestartBudget
 from headrace.types.events import AbortRequest, AddRequest, ResetPrefixCache
 from headrace.types.outputs import SchedulerStats
 from headrace.types.requests import EngineRequest
-from headrace.types.wire import CoreReady, StepOutputs, ToCore, UtilityCall, UtilityReply
+from headrace.types.wire import CoreReady, StepOutputs, ToCore, UtilityCall, UtilityReply, encode
 
 _log = get_logger(__name__)
 
@@ -155,14 +155,16 @@ class CoreClient:
         limit = self._config.scheduler.max_queue + self._config.scheduler.max_num_seqs
         if self.state != "ready" and len(self._pending) + len(requests) > limit:
             raise OverloadedError(f"{len(self._pending)} requests wait for the engine to restart; try again later")
+        # Before anything is registered: what has no encoding fails its caller, never the restart that sends it again.
+        messages = [encode(AddRequest(request)) for request in requests]
         if not self._pending:
             self._progress_s = self._clock.now_s()
         stream = DeltaStream(ids, self._abort_all)
         for request in requests:
             self._pending[request.request_id] = PendingRequest(request, stream)
-        if self.state == "ready":
-            for request in requests:
-                self._send(AddRequest(request))
+        if self.state == "ready" and self._life is not None:
+            for message in messages:
+                self._life.send_encoded(message)
         return stream
 
     def submit(self, request: EngineRequest) -> DeltaStream:

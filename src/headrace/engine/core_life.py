@@ -90,8 +90,12 @@ class CoreLife:
 
         There is no high-water mark, so a connected socket takes the message at once.
         """
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """Send a message that is encoded already; see `send`."""
         with contextlib.suppress(zmq.ZMQError):
-            self._socket.send(encode(message))
+            self._socket.send(data)
 
     async def shut_down(self, timeout_s: float) -> None:
         """Ask a ready core to finish its step and go; give it ``timeout_s``. `end` does the rest."""

@@ -27,17 +27,21 @@ class DeltaStream:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: RequestDelta) -> None:
-        """Add a delta (called by the client's receive loop)."""
+        """Add a delta (called by the client's receive loop). After `fail` nothing more is taken."""
+        if self._error is not None:
+            return
         self._deltas.append(delta)
         if delta.finish_reason is not None:
             self._open.pop(delta.request_id, None)
         self._wake()
 
     def fail(self, error: HeadraceError) -> None:
-        """End the stream with an error, after the deltas that are already there. The first error stays."""
+        """End the stream with an error, after the deltas that are already there. The first error stays.
+
+        Requests of the stream that still run are aborted when the error is raised, or by `close`: nobody reads them.
+        """
         if self._error is None and self._open:
             self._error = error
-            self._open.clear()
         self._wake()
 
     def drop(self, request_id: RequestId) -> None:
@@ -63,7 +67,8 @@ class DeltaStream:
             if self._deltas:
                 return self._deltas.popleft()
             if self._error is not None:
-                error, self._error = self._error, None
+                error = self._error
+                self.close()
                 raise error
             if not self._open:
                 raise StopAsyncIteration

@@ -15,7 +15,7 @@ from headrace.base.errors import ContextLengthError, NeverFitsError, RequestErro
 from headrace.base.ids import RequestId
 from headrace.kv.prefix_hash import block_hashes
 from headrace.types.requests import EngineRequest
-from headrace.types.sampling import SamplingParams
+from headrace.types.sampling import SamplingParams, is_unicode
 from headrace.types.wire import CoreReady
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ class InputProcessor:
         self._check_ids_in_sampling(sampling)
         sampling = self._fit_length(len(token_ids), sampling)
         bad_words = self._bad_words(sampling.bad_words)
-        # An empty salt is no salt; one implementation of the hash serves both ends.
+        if cache_salt is not None and not (isinstance(cache_salt, str) and is_unicode(cache_salt)):
+            raise RequestError("cache_salt must be a string of valid Unicode (no lone surrogates)", param="cache_salt")
+        # One implementation of the hash serves both ends.
         hashes = block_hashes(token_ids, self._ready.block_tokens, salt=cache_salt)
         seed = secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed
         requests = [

@@ -156,8 +156,15 @@ def _check_texts(params: SamplingParams) -> None:
     _require(all(params.stop), "stop", "an empty string stops before the first token", params.stop)
     _list_of("bad_words", params.bad_words, str)
     _require(all(params.bad_words), "bad_words", "an empty string is in every text", params.bad_words)
+    for name, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
+        _require(all(map(is_unicode, texts)), name, "must be valid Unicode (no lone surrogates)", texts)
     if params.stop and params.detokenize is False:
         raise RequestError("stop strings need detokenize=True", param="stop")
+
+
+def is_unicode(text: str) -> bool:
+    """Return False if a text has a lone surrogate: it has no UTF-8 form, so it can be neither sent nor tokenised."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _require(condition: bool, name: str, rule: str, value: object) -> None:

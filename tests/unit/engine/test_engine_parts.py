@@ -109,6 +109,17 @@ async def test_stream_error_comes_after_what_was_delivered() -> None:
         await anext(stream)
 
 
+async def test_an_error_of_one_request_aborts_the_others_of_its_stream() -> None:
+    aborted: list[RequestId] = []
+    stream = DeltaStream([A, B], aborted.extend)
+    stream.fail(EngineUnavailableError("A is failed as the cause of a crash; B goes on in the new core"))
+    stream.put(_delta(B, [1]))
+    with pytest.raises(EngineUnavailableError):
+        await anext(stream)
+    assert B in aborted, "nobody reads B any more, so it must not run to its end"
+    assert await _read(stream) == []
+
+
 async def test_stream_drop_wakes_the_reader() -> None:
     stream = DeltaStream([A], lambda ids: None)
     reader = asyncio.create_task(_read(stream))

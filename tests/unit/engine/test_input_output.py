@@ -94,6 +94,14 @@ def test_a_long_text_is_refused_before_it_is_tokenised(parts: TextParts, monkeyp
         inputs.process(["not looked at"] * 1_000_000, plain, request_id="r", arrival_s=0.0)  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("salt", ["\ud800", 5])
+def test_a_salt_that_has_no_bytes_is_refused_by_name(parts: TextParts, salt: Any) -> None:
+    inputs = InputProcessor(parts.tokenizer, _ready(), parts.eos_token_ids)
+    with pytest.raises(RequestError, match="cache_salt") as caught:
+        inputs.process("abc", SamplingParams(), request_id="r", arrival_s=0.0, cache_salt=salt)
+    assert caught.value.param == "cache_salt"
+
+
 @pytest.mark.parametrize("prompt", [[], [VOCAB], [-1], [True], [1.5], ["a"], "\ud800"])
 def test_bad_prompts(parts: TextParts, prompt: Any) -> None:
     with pytest.raises(RequestError):
