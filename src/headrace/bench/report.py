@@ -58,7 +58,7 @@ class LatencyReport(msgspec.Struct, frozen=True, kw_only=True):
         schema: "headrace.bench.latency/1".
         model: MODEL as given.
         device: cpu or cuda.
-        dtype: of activations and KV cache.
+        dtype: of the activations.
         quantization: of the linears: "int8" or "none".
         tensor_parallel_size: ranks.
         batch_size: requests at once.
@@ -105,7 +105,7 @@ class ThroughputReport(msgspec.Struct, frozen=True, kw_only=True):
         schema: "headrace.bench.throughput/1".
         model: MODEL as given.
         device: cpu or cuda.
-        dtype: of activations and KV cache.
+        dtype: of the activations.
         quantization: of the linears: "int8" or "none".
         tensor_parallel_size: ranks.
         num_prompts: requests.

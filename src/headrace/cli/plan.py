@@ -145,7 +145,7 @@ def table(plan: MemoryPlan) -> str:
     lines = [
         f"{plan.model}: {plan.architecture}, {plan.parameters / 1e9:.3f} B parameters",
         f"on {ranks} x {plan.device} ({plan.memory_bytes / GIB:.1f} GiB)",
-        f"weights {plan.weight_format}, KV cache {plan.dtype}",
+        f"weights {plan.weight_format}, KV cache {plan.cache_dtype}",
         "",
         f"memory{each}",
         row(

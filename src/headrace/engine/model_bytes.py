@@ -53,9 +53,14 @@ class Formats:
         return _ELEMENT_BYTES[self.dtype]
 
     @property
+    def cache_dtype(self) -> str:
+        """Type of the KV cache; the rule of `layers.context.cache_dtype`."""
+        return "bfloat16" if self.int8 else self.dtype
+
+    @property
     def cache_element_bytes(self) -> int:
-        """Bytes of one element of the KV cache; the rule of `layers.context.cache_dtype`."""
-        return _ELEMENT_BYTES["bfloat16"] if self.int8 else self.element_bytes
+        """Bytes of one element of the KV cache."""
+        return _ELEMENT_BYTES[self.cache_dtype]
 
     @property
     def weight_format(self) -> str:

@@ -59,7 +59,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         parameters: of the whole model; tied embeddings count once.
         device: name in the table.
         tensor_parallel_size: ranks.
-        dtype: of activations and KV cache.
+        dtype: of the activations.
+        cache_dtype: of the KV cache.
         weight_format: "bfloat16", "float32", "float16" or "int8" (linears).
         memory_bytes: of the device.
         usable_bytes: what Headrace may take of it.
@@ -90,6 +91,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     tensor_parallel_size: int
     dtype: str
+    cache_dtype: str
     weight_format: str
     memory_bytes: int
     usable_bytes: int
@@ -217,6 +219,7 @@ def make_plan(
         device=device.name,
         tensor_parallel_size=ranks,
         dtype=formats.dtype,
+        cache_dtype=formats.cache_dtype,
         weight_format=formats.weight_format,
         memory_bytes=memory_bytes,
         usable_bytes=sizes.usable,

@@ -80,11 +80,8 @@ class OutputHead:
         self._table: VocabTable | None = table
         self._vocab_tokens = vocab_tokens
         self._kernel: LinearKernel | None = None
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes beyond the embedding table."""
-        return 0 if self._kernel is None else self._kernel.held_bytes
+        self.held_bytes = 0
+        """Bytes beyond a table that others hold too, once `finalize` has run."""
 
     def finalize(self, keep_table: bool) -> None:
         """Make the kernel from the loaded table.
@@ -95,6 +92,7 @@ class OutputHead:
         if self._table is None:
             return
         self._kernel = make_kernel(self._table.weight, None, self._context)
+        self.held_bytes = 0 if keep_table and self._kernel.keeps_weight else self._kernel.held_bytes
         if not keep_table:
             self._table.weight = self._table.weight.new_empty(0)
         self._table = None

@@ -15,9 +15,15 @@ from headrace.ops.linear.plain import PlainLinear, TiledLinear
 
 
 class LinearKernel(Protocol):
-    """A linear map with its weight inside: [M, K] -> [M, N]."""
+    """A linear map with its weight inside: [M, K] -> [M, N].
+
+    Attributes:
+        held_bytes: of the weight and the bias as they are held.
+        keeps_weight: the tensor that was given is held; else a copy in a form of its own.
+    """
 
     held_bytes: int
+    keeps_weight: bool
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [M, N] for x [M, K]."""

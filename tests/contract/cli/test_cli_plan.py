@@ -84,3 +84,6 @@ def test_the_default_model_is_planned_from_its_gguf(headrace):
     assert plan["parameters"] == 134_515_008
     assert (plan["weight_format"], plan["model_max_len"]) == ("int8", 8192)
     assert plan["fits"] is True
+    assert (plan["dtype"], plan["cache_dtype"]) == ("float32", "bfloat16")
+    printed = headrace("plan", "default", "--device", "cpu", "--device-memory", "8G").out
+    assert "weights int8, KV cache bfloat16" in printed

@@ -129,6 +129,15 @@ def test_formats_follow_the_rules_of_the_flags():
     assert choose_formats(LLAMA_8B, cpu, ModelConfig(quantization="int8"), quantized=False) == INT8
 
 
+def test_the_cache_has_the_type_that_the_worker_gives_it():
+    torch = pytest.importorskip("torch")
+    from headrace.layers.context import cache_dtype
+
+    for formats in (BF16, Formats("float32", packed=True), INT8):
+        held = cache_dtype(getattr(torch, formats.dtype), "int8" if formats.int8 else "none")
+        assert (formats.cache_dtype, formats.cache_element_bytes) == (str(held).removeprefix("torch."), held.itemsize)
+
+
 def test_a_packed_head_is_a_copy_even_if_it_is_tied():
     made = weight_bytes(QWEN3_06B, BF16_CPU, 1)
     assert made.head == made.embedding == 151936 * 1024 * 2
@@ -137,7 +146,7 @@ def test_a_packed_head_is_a_copy_even_if_it_is_tied():
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("formats", [Formats("float32", packed=True), BF16_CPU, INT8], ids=str)
+@pytest.mark.parametrize("formats", [Formats("float32"), Formats("float32", packed=True), BF16_CPU, INT8], ids=str)
 def test_sizes_are_those_of_the_models_that_are_built(architecture, tied, formats):
     torch = pytest.importorskip("torch")
     from headrace.attention.select import load_backend
@@ -163,6 +172,8 @@ def test_sizes_are_those_of_the_models_that_are_built(architecture, tied, format
         tp=TensorParallel(),
         quantization="int8" if formats.int8 else "none",
         attention=load_backend("torch_sdpa"),
+        # The CPU packs fp32 where answers must be reproducible; Formats("float32") is what a GPU does.
+        invariant=formats == Formats("float32", packed=True),
     )
     model = build_model(decoder, context)
     model.finalize()

@@ -50,6 +50,8 @@ class Int8Linear:
         bias: [N] fp32 or None.
     """
 
+    keeps_weight = False
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._packed = pack(weight)
         self._bias = bias

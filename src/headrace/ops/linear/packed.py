@@ -34,6 +34,8 @@ class PackedLinear:
         invariant: compute a single row as two, because one row takes another kernel.
     """
 
+    keeps_weight = False
+
     def __init__(self, weight: Tensor, bias: Tensor | None, *, invariant: bool = False) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _HINT_ROWS)
         self._bias = bias

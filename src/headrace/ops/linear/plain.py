@@ -18,6 +18,8 @@ class PlainLinear:
         bias: [N] or None.
     """
 
+    keeps_weight = True
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
         self._bias = bias
@@ -38,6 +40,8 @@ class TiledLinear:
         bias: [N] or None.
         heights: of tiles, ascending; None takes those that `proven_heights` finds.
     """
+
+    keeps_weight = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None, heights: tuple[int, ...] | None = None) -> None:
         self._weight = weight
