@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from headrace.base.clock import SystemClock
 from headrace.base.errors import ConfigError, EngineUnavailableError, HeadraceError, RequestError
@@ -31,6 +31,14 @@ from headrace.engine.core_launch import RuntimeDir
 from headrace.engine.executors import make_executor
 from headrace.engine.input_processor import InputProcessor, ProcessedPrompt
 from headrace.engine.offline_batch import OfflineBatch, deferred_interrupt
+from headrace.engine.offline_prompts import (
+    Conversation,
+    Prompt,
+    as_conversations,
+    as_prompts,
+    sampling_for,
+    text_or_ids,
+)
 from headrace.engine.request_output import RequestOutput
 from headrace.engine.text_parts import load_text_parts
 from headrace.types.events import ResetPrefixCache
@@ -40,10 +48,6 @@ from headrace.types.wire import PhaseSeconds
 
 if TYPE_CHECKING:
     from headrace.text.tokenizer import Tokenizer
-
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
-Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 
 _SECTIONS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "parallel": ParallelConfig}
 
@@ -132,8 +136,8 @@ class LLM:
             RequestError: a prompt or its parameters are wrong; nothing has run then. The message names the prompt.
             HeadraceError: the engine failed a request.
         """
-        listed = _as_list(prompts)
-        return self._run(listed, self._sampling_for(listed, sampling_params), use_tqdm, priority, True)
+        listed = as_prompts(prompts)
+        return self._run(listed, sampling_for(listed, sampling_params, self.default_sampling), use_tqdm, priority, True)
 
     def chat(
         self,
@@ -167,8 +171,7 @@ class LLM:
         """
         parts = self._parts
         template = parts.compile_chat_template(chat_template) if chat_template else parts.require_chat_template()
-        single = bool(messages) and isinstance(messages[0], Mapping)
-        conversations: list[Any] = [messages] if single else list(messages)
+        conversations = as_conversations(messages)
         texts: list[Prompt] = [
             template.render(
                 [dict(message) for message in conversation],
@@ -180,7 +183,7 @@ class LLM:
             for conversation in conversations
         ]
         # The template has put the special tokens in already.
-        return self._run(texts, self._sampling_for(texts, sampling_params), use_tqdm, None, False)
+        return self._run(texts, sampling_for(texts, sampling_params, self.default_sampling), use_tqdm, None, False)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached KV blocks."""
@@ -203,17 +206,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _sampling_for(
-        self, prompts: Sequence[Prompt], given: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[SamplingParams]:
-        if given is None:
-            return [self.default_sampling()] * len(prompts)
-        if isinstance(given, SamplingParams):
-            return [given] * len(prompts)
-        if len(given) != len(prompts):
-            raise RequestError(f"{len(prompts)} prompts but {len(given)} sampling parameters", param="sampling_params")
-        return list(given)
 
     def _run(
         self,
@@ -245,8 +237,8 @@ class LLM:
     def _process(
         self, number: int, prompt: Prompt, sampling: SamplingParams, priority: int, add_special_tokens: bool
     ) -> ProcessedPrompt:
-        content, salt = _content(prompt)
         try:
+            content, salt = text_or_ids(prompt)
             return self._inputs.process(
                 content,
                 sampling,
@@ -302,29 +294,6 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     )
     check_rules(config)
     return config
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts; a string, a mapping or a list of integers is one prompt."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    listed: list[Any] = list(prompts)
-    return [listed] if listed and isinstance(listed[0], int) else listed
-
-
-def _content(prompt: Prompt) -> tuple[str | Sequence[int], str | None]:
-    """Return (text or token ids, cache salt) of a prompt."""
-    if not isinstance(prompt, Mapping):
-        return prompt, None
-    unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
-    if unknown:
-        raise RequestError(f"unknown prompt keys {sorted(unknown)}; known: prompt, prompt_token_ids, cache_salt")
-    content = prompt.get("prompt_token_ids")
-    if content is None:
-        content = prompt.get("prompt")
-    if content is None:
-        raise RequestError("a prompt mapping needs prompt or prompt_token_ids", param="prompt")
-    return content, prompt.get("cache_salt")
 
 
 @contextlib.contextmanager

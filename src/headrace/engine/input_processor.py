@@ -9,7 +9,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ContextLengthError, NeverFitsError, RequestError
 from headrace.base.ids import RequestId
@@ -148,7 +149,10 @@ class InputProcessor:
 
     def _require_tokenizer(self, what: str) -> Tokenizer:
         if self._tokenizer is None:
-            raise RequestError(f"{what} needs a tokenizer, and this model has none; send token ids", param="prompt")
+            raise RequestError(
+                f"{what} needs a tokenizer, and this model has none; send token ids, or give one with --tokenizer",
+                param="prompt",
+            )
         return self._tokenizer
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
@@ -157,7 +161,7 @@ class InputProcessor:
 
     def _in_vocabulary(self, token_ids: Iterable[int], param: str, what: str) -> list[int]:
         vocab = self._ready.vocab_tokens
-        result = list(token_ids)
+        result = [token_id if type(token_id) is int else _plain_int(token_id) for token_id in token_ids]
         for token_id in result:
             if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab:
                 raise RequestError(
@@ -222,6 +226,11 @@ class InputProcessor:
                 if ids := tokenizer.encode(form, add_special_tokens=False):
                     sequences[tuple(ids)] = None
         return [list(sequence) for sequence in sequences]
+
+
+def _plain_int(value: Any) -> Any:
+    """Return the Python integer of numpy's integers, which the wire does not know; other values as they are."""
+    return value if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
 
 
 def _utf8_bytes(text: str) -> int:

@@ -145,6 +145,7 @@ def _check_token_lists(params: SamplingParams) -> None:
     if params.logit_bias is not None:
         _require(isinstance(params.logit_bias, dict), "logit_bias", "must map token ids to numbers", params.logit_bias)
         for token_id, bias in params.logit_bias.items():
+            _require(isinstance(token_id, int), "logit_bias", "keys must be token ids", token_id)
             _integer("logit_bias", token_id, 0, MAX_INT)
             finite = _is_number(bias) and -_MAX_BIAS <= bias <= _MAX_BIAS
             _require(finite, "logit_bias", f"bias of token {token_id} must be a finite number", bias)
@@ -152,10 +153,14 @@ def _check_token_lists(params: SamplingParams) -> None:
 
 def _check_texts(params: SamplingParams) -> None:
     _list_of("stop", params.stop, str)
-    _require(len(params.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings", len(params.stop))
-    _require(all(params.stop), "stop", "an empty string stops before the first token", params.stop)
+    _require(
+        len(params.stop) <= MAX_STOP_STRINGS, "stop", f"must have at most {MAX_STOP_STRINGS} strings", len(params.stop)
+    )
+    _require(all(params.stop), "stop", "must not have an empty string, which ends every output at once", params.stop)
     _list_of("bad_words", params.bad_words, str)
-    _require(all(params.bad_words), "bad_words", "an empty string is in every text", params.bad_words)
+    _require(
+        all(params.bad_words), "bad_words", "must not have an empty string, which is in every text", params.bad_words
+    )
     for name, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
         _require(all(map(is_unicode, texts)), name, "must be valid Unicode (no lone surrogates)", texts)
     if params.stop and params.detokenize is False:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_device import NAN, FakeExecutor, expected_text, expected_tokens
 
@@ -68,6 +69,43 @@ def test_forms_of_prompts(make_llm: Make) -> None:
         assert result.prompt_token_ids == ids
         assert result.outputs[0].token_ids == expected
     assert llm.generate([], sampling, use_tqdm=False) == []
+
+
+def test_arrays_of_token_ids(make_llm: Make) -> None:
+    llm = make_llm()
+    ids = np.array(list(b"abc"))
+    for prompts in (ids, [ids], ids[None], [list(ids)], {"prompt_token_ids": ids}):
+        (result,) = llm.generate(prompts, SamplingParams(max_tokens=4), use_tqdm=False)
+        assert result.prompt_token_ids == list(b"abc")
+        assert result.outputs[0].token_ids == expected_tokens(list(b"abc"), 4)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (None, "prompts must be a list, got NoneType"),
+        (5, "prompts must be a list, got int"),
+        (b"abc", "prompt 0: a prompt is a text or a list of token ids, got bytes"),
+        (["a", None], "prompt 1: a prompt is a text or a list of token ids, got NoneType"),
+        ([[True]], "prompt 0: the prompt has True"),
+        ([{"text": "a"}], "prompt 0: unknown prompt keys"),
+    ],
+)
+def test_what_is_no_prompt(make_llm: Make, prompts: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        make_llm().generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, "greedy", [None], 5])
+def test_what_are_no_sampling_params(make_llm: Make, sampling: Any) -> None:
+    with pytest.raises(RequestError, match="sampling_params must be"):
+        make_llm().generate("a", sampling, use_tqdm=False)
+
+
+@pytest.mark.parametrize("messages", ["hi", [5], [{"content": "hi"}], [[{"role": "user"}, "hi"]], [["hi"]]])
+def test_what_is_no_conversation(make_llm: Make, messages: Any) -> None:
+    with pytest.raises(RequestError, match=r"conversation 0.* must be a (list|mapping)"):
+        make_llm().chat(messages, SamplingParams(max_tokens=1), use_tqdm=False)
 
 
 def test_n_logprobs_and_cached_tokens(make_llm: Make) -> None:
