@@ -28,10 +28,10 @@ from headrace.config import EngineConfig
 from headrace.engine.core_launch import DEFAULT_EXECUTOR_FACTORY, LaunchedCore, RuntimeDir, launch_core
 from headrace.engine.core_life import CoreLife, pinned_config
 from headrace.engine.delta_stream import DeltaStream
-from headrace.engine.error_records import error_of
 from headrace.engine.flight_record import read_flight_record
 from headrace.engine.pending import PendingRequest
 from headrace.engine.supervision import CrashLedger, RestartBudget
+from headrace.types.error_records import error_of
 from headrace.types.events import AbortRequest, AddRequest, ResetPrefixCache
 from headrace.types.outputs import SchedulerStats
 from headrace.types.requests import EngineRequest

@@ -18,7 +18,7 @@ from headrace.base.errors import ConfigError, EngineUnavailableError, HeadraceEr
 from headrace.base.log import get_logger
 from headrace.config import EngineConfig
 from headrace.engine.core_launch import LaunchedCore
-from headrace.engine.error_records import error_of
+from headrace.types.error_records import error_of
 from headrace.types.wire import (
     CoreFailed,
     CoreReady,

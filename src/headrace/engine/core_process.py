@@ -22,9 +22,9 @@ from headrace.base.clock import SystemClock
 from headrace.base.errors import ConfigError, HeadraceError, ProtocolError, RequestError
 from headrace.base.log import get_logger, setup_logging
 from headrace.engine.core_launch import CoreLaunch, read_launch
-from headrace.engine.error_records import record_of
 from headrace.engine.flight_record import FlightRecorder
 from headrace.observe.startup import StartupTable
+from headrace.types.error_records import record_of
 from headrace.types.wire import (
     CoreFailed,
     FromCore,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import HeadraceError, InvariantError
-from headrace.engine.error_records import error_of
 from headrace.engine.request_output import OutputChunk, TokenEntry
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.stop import StopMatcher
+from headrace.types.error_records import error_of
 from headrace.types.outputs import FinishReason, RequestDelta
 from headrace.types.requests import EngineRequest
 from headrace.types.results import TokenLogprobs

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.base.errors import EngineUnavailableError, HeadraceError, invariant
+from headrace.base.errors import EngineUnavailableError, invariant
 from headrace.base.log import get_logger
 from headrace.parallel.executor import MakeWorker
 from headrace.parallel.rank_process import (
@@ -36,6 +36,7 @@ from headrace.parallel.rank_process import (
 )
 from headrace.parallel.rendezvous import PrivateFolder, single_node
 from headrace.types.cache_specs import KvLayout
+from headrace.types.error_records import error_of
 from headrace.types.plans import StepPlan
 from headrace.types.results import StepResult
 from headrace.types.worker_facts import WorkerFacts
@@ -80,7 +81,7 @@ class Rank:
         code = self.process.exitcode
         if self.failure is not None:
             ended = "" if code is None else f" (exit code {code})"
-            return f"rank {self.index}: {self.failure.message}{ended}"
+            return f"rank {self.index}: {self.failure.error.message}{ended}"
         if code is None:
             return f"rank {self.index}: running"
         if code < 0:
@@ -254,11 +255,11 @@ class MultiprocessExecutor:
             rank.drain()
             if rank.failure is not None and rank.failure.trace:
                 _log.error("rank %d failed:\n%s", rank.index, rank.failure.trace.rstrip())
-        typed = [rank.failure for rank in self._ranks if rank.failure is not None and rank.failure.code]
+        typed = [rank.failure for rank in self._ranks if rank.failure is not None and rank.failure.typed]
         silent = [rank for rank in self._ranks if rank.failure is None and rank.process.exitcode is not None]
         if typed and not silent and not self._serving:
             # While loading, what went wrong is the user's to mend: keep the type and the text.
-            raise _typed_error(typed[0])
+            raise error_of(typed[0].error)
         first = [*silent, *(rank for rank in self._ranks if rank not in silent)]
         raise EngineUnavailableError(
             f"tensor-parallel group of {self._size} is lost: " + "; ".join(rank.describe() for rank in first)
@@ -273,16 +274,6 @@ class MultiprocessExecutor:
                     end(rank.process)
             for rank in self._ranks:
                 rank.process.join(max(0.0, deadline_s - time.monotonic()))
-
-
-def _typed_error(failed: Failed) -> HeadraceError:
-    pending: list[type[HeadraceError]] = [HeadraceError]
-    while pending:
-        kind = pending.pop()
-        if kind.code == failed.code:
-            return kind(failed.message, param=failed.param)
-        pending.extend(kind.__subclasses__())
-    return EngineUnavailableError(failed.message, param=failed.param)
 
 
 def _signal_name(number: int) -> str:

@@ -19,6 +19,8 @@ import msgspec
 from headrace.base.errors import HeadraceError
 from headrace.base.log import get_logger, setup_logging
 from headrace.types.cache_specs import KvLayout
+from headrace.types.error_records import record_of
+from headrace.types.outputs import ErrorRecord
 from headrace.types.plans import StepPlan
 from headrace.types.results import StepResult
 from headrace.types.worker_facts import WorkerFacts
@@ -68,15 +70,13 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The last message of a rank that cannot go on.
 
     Attributes:
-        code: ``code`` of the typed error, or "" for any other exception.
-        message: its text.
-        param: option at fault, if any.
+        error: what it raised.
+        typed: it is an error of our own, with a message for the user.
         trace: the traceback.
     """
 
-    code: str
-    message: str
-    param: str | None
+    error: ErrorRecord
+    typed: bool
     trace: str
 
 
@@ -151,13 +151,8 @@ def _obey(command: Allocate | Execute, worker: WorkerLike, rank: int, pipe: Conn
 
 
 def _report(pipe: Connection, error: Exception) -> None:
-    typed = isinstance(error, HeadraceError)
-    failed = Failed(
-        code=error.code if isinstance(error, HeadraceError) else "",
-        message=str(error) if typed else f"{type(error).__name__}: {error}",
-        param=error.param if isinstance(error, HeadraceError) else None,
-        trace="".join(traceback.format_exception(error)),
-    )
+    trace = "".join(traceback.format_exception(error))
+    failed = Failed(record_of(error), isinstance(error, HeadraceError), trace)
     try:
         pipe.send_bytes(ENCODER.encode(failed))
         pipe.close()

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from headrace.base.errors import HeadraceError
 from headrace.sched.request import Request
+from headrace.types.error_records import record_of
 from headrace.types.outputs import ErrorRecord, FinishReason, RequestDelta
 from headrace.types.plans import PlanRow
 from headrace.types.requests import EngineRequest
 from headrace.types.results import RowResult, TokenLogprobs
 
 
-def error_record(error: HeadraceError) -> ErrorRecord:
-    """Return an error in the form that crosses a process boundary."""
-    return ErrorRecord(error.code, error.kind, error.message, error.http_status, error.retryable, error.param)
-
-
 def refusal_delta(source: EngineRequest, error: HeadraceError) -> RequestDelta:
     """Return the only delta of a refused request."""
-    return RequestDelta(request_id=source.request_id, finish_reason=FinishReason.ERROR, error=error_record(error))
+    return RequestDelta(request_id=source.request_id, finish_reason=FinishReason.ERROR, error=record_of(error))
 
 
 def end_delta(

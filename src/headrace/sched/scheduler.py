@@ -26,13 +26,14 @@ from headrace.config.engine import SchedulerConfig
 from headrace.kv.coordinator import Hit, KvCoordinator
 from headrace.kv.events import KvEvent
 from headrace.sched.admission import check_request, limit_tokens
-from headrace.sched.deltas import end_delta, error_record, refusal_delta, row_delta
+from headrace.sched.deltas import end_delta, refusal_delta, row_delta
 from headrace.sched.draft import Flight, StepDraft, owned_slot
 from headrace.sched.queues import POLICIES, WaitingQueue, order_key
 from headrace.sched.request import Request, RequestState
 from headrace.sched.stop import finish_of
 from headrace.sched.totals import Totals
 from headrace.types.cache_specs import KvLayout
+from headrace.types.error_records import record_of
 from headrace.types.events import AbortRequest, AddRequest, InboxEvent
 from headrace.types.outputs import FinishReason, RequestDelta, SchedulerStats
 from headrace.types.plans import BlockAppend, PlanRow, StepPlan
@@ -401,7 +402,7 @@ class Scheduler:
         """End a request whose row failed. What it has computed may be broken, so nobody may hit it."""
         self.kv.forget(request.kv)
         self._finish(request)
-        error = error_record(NumericalError(f"the model's output for this request is not usable: {reason}"))
+        error = record_of(NumericalError(f"the model's output for this request is not usable: {reason}"))
         return end_delta(request, FinishReason.ERROR, None, error)
 
     def _finish(self, request: Request) -> None:

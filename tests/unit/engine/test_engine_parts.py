@@ -20,11 +20,11 @@ from headrace.base.ids import RequestId
 from headrace.engine.core_launch import CoreLaunch, RuntimeDir, read_launch
 from headrace.engine.core_life import pinned_config
 from headrace.engine.delta_stream import DeltaStream
-from headrace.engine.error_records import error_of, record_of
 from headrace.engine.flight_record import FlightRecorder, read_flight_record
 from headrace.engine.pending import PendingRequest
 from headrace.observe.startup import StartupTable, print_startup, process_age_s
 from headrace.types.cache_specs import FullAttentionSpec, GroupLayout, KvLayout
+from headrace.types.error_records import error_of, record_of
 from headrace.types.outputs import ErrorRecord, FinishReason, RequestDelta
 from headrace.types.requests import EngineRequest
 from headrace.types.results import TokenLogprobs

@@ -12,13 +12,13 @@ from fake_device import EOS, VOCAB, expected_tokens
 from headrace.base.errors import ContextLengthError, NeverFitsError, NumericalError, RequestError
 from headrace.base.ids import RequestId
 from headrace.config import ModelConfig
-from headrace.engine.error_records import record_of
 from headrace.engine.input_processor import InputProcessor, ProcessedPrompt
 from headrace.engine.output_processor import SequenceOutput
 from headrace.engine.request_output import CompletionOutput, OutputChunk
 from headrace.engine.text_parts import TextParts, load_text_parts
 from headrace.kv.prefix_hash import block_hashes
 from headrace.types.cache_specs import FullAttentionSpec, GroupLayout, KvLayout
+from headrace.types.error_records import record_of
 from headrace.types.outputs import FinishReason, RequestDelta
 from headrace.types.requests import EngineRequest
 from headrace.types.results import TokenLogprobs

@@ -1,4 +1,7 @@
-"""Typed errors across a process boundary: `HeadraceError` <-> `ErrorRecord`. Must not know sockets."""
+"""Typed errors across a process boundary: `HeadraceError` <-> `ErrorRecord`, the one translation for cores and ranks.
+
+Must not know sockets, pipes or who reports to whom.
+"""
 
 from __future__ import annotations
 
