@@ -80,6 +80,19 @@ TABLE: tuple[EnvVar, ...] = (
 _BY_NAME = {row.name: row for row in TABLE}
 
 
+def check_all(environ: Mapping[str, str] | None = None) -> None:
+    """Read every variable of `TABLE`, so that a wrong value is found before any work.
+
+    Args:
+        environ: where to look; the environment of the process by default.
+
+    Raises:
+        ConfigError: a value does not parse.
+    """
+    for row in TABLE:
+        read(row.name, environ)
+
+
 def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
     """Return the parsed value of a variable of `TABLE`.
 

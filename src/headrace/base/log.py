@@ -15,6 +15,14 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
+def adopt_logger(name: str) -> None:
+    """Send the warnings and errors of a library's logger through the handler of `setup_logging`, in the same form."""
+    library = logging.getLogger(name)
+    library.handlers[:] = logging.getLogger("headrace").handlers
+    library.setLevel(logging.WARNING)
+    library.propagate = False
+
+
 def setup_logging(process_name: str | None = None) -> None:
     """Configure the ``headrace`` logger of this process once. Library use leaves logging alone.
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from headrace.base import env
 from headrace.cli.present import UsageError, nearest, report_error
 from headrace.version import __version__
 
@@ -65,6 +66,8 @@ def run(argv: Sequence[str]) -> int:
     if command is None:
         kind = "option" if argv[0].startswith("-") else "command"
         raise UsageError(f"unknown {kind} {argv[0]!r}{nearest(argv[0], COMMANDS)}. Run headrace --help")
+    if argv[0] != "doctor":  # which reports all that is wrong
+        env.check_all()
     return int(importlib.import_module(command.module).run(list(argv[1:])))
 
 

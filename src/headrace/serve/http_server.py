@@ -89,7 +89,7 @@ class HttpServer:
             HeadraceError: the engine could not start.
         """
         self._install_signals()
-        self._say(f"Headrace listens on {self._listener.url} (loading; /health answers 200 when ready)")
+        self._say(f"Headrace listens on {self._listener.name} (loading; /health answers 200 when ready)")
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener.socket]))
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -133,7 +133,7 @@ class HttpServer:
         timer = asyncio.get_running_loop().call_later(self._config.shutdown_timeout_s, self._end_requests)
         running = len(self._state.in_flight)
         if running:
-            _log.info("stopping: %d running requests get %g s", running, self._config.shutdown_timeout_s)
+            _log.info("stopping; requests that still run: %d; they get %g s", running, self._config.shutdown_timeout_s)
         self._http.should_exit = True
         try:
             await serving
@@ -145,7 +145,7 @@ class HttpServer:
     def _end_requests(self) -> None:
         ended = self._state.interrupt_all(EngineUnavailableError("the server is shutting down"))
         if ended:
-            _log.warning("%d requests were ended by the shutdown", ended)
+            _log.warning("requests ended by the shutdown: %d", ended)
 
     def _install_signals(self) -> None:
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
@@ -156,7 +156,7 @@ class HttpServer:
     def _announce(self) -> None:
         """Print the start-up table, the URL and one line to try."""
         print_startup(self._engine.startup_tables, sys.stderr)
-        self._say(f"Headrace is ready: {self._listener.url}  model {self._engine.model_name}")
+        self._say(f"Headrace is ready: {self._listener.name}  model {self._engine.model_name}")
         self._say(
             "Try it:\n  " + self._listener.curl(self._engine.chat_template is not None, bool(self._config.api_key))
         )

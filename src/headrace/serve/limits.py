@@ -48,8 +48,11 @@ def _check_media_type(request: Request) -> None:
     """Accept JSON only: a browser can send other types across origins without asking first.
 
     Raises:
-        UnsupportedMediaTypeError: another type, or none.
+        UnsupportedMediaTypeError: another type, none, or a compressed body.
     """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise UnsupportedMediaTypeError(f"Content-Encoding {encoding[:100]} is not supported; send the JSON as it is")
     declared = request.headers.get("content-type", "")
     media_type = declared.split(";", 1)[0].strip().lower()
     if media_type != "application/json" and not (

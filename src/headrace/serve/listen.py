@@ -38,6 +38,11 @@ class Listener:
         if self.uds is not None and os.path.exists(self.uds):
             os.unlink(self.uds)
 
+    @property
+    def name(self) -> str:
+        """What a person needs to reach it: the URL, or the path of the Unix socket."""
+        return self.url if self.uds is None else f"unix:{self.uds}"
+
     def curl(self, chat: bool, with_key: bool) -> str:
         """Return one line for a shell that asks the server something."""
         parts = ["curl", "-s"]
@@ -70,8 +75,9 @@ def _bind_tcp(host: str, port: int) -> Listener:
         family, kind, proto, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
-        raise ConfigError(f"--host {host}: {error.strerror or error}", param="host") from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: no form of the name for the DNS
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise ConfigError(f"--host {host}: {reason or error}", param="host") from error
     listener = socket.socket(family, kind, proto)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -11,7 +11,8 @@ import dataclasses
 import sys
 
 from headrace.base import env
-from headrace.base.log import setup_logging
+from headrace.base.errors import ConfigError
+from headrace.base.log import adopt_logger, setup_logging
 from headrace.config import EngineConfig, ServerConfig
 from headrace.serve.listen import bind
 
@@ -27,10 +28,12 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         Exit status: 0 after an orderly stop, 1 if the engine has failed for good.
 
     Raises:
+        ConfigError: an empty key, or no such address.
         AddressInUseError: the address is taken or not allowed.
         HeadraceError: the model cannot be loaded.
     """
     setup_logging()
+    adopt_logger("uvicorn")
     server_config = _with_environment(server_config)
     # Before the model: an address that is taken is found out in milliseconds.
     with bind(server_config) as listener:
@@ -59,5 +62,9 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _with_environment(config: ServerConfig) -> ServerConfig:
+    if any(not key.strip() for key in config.api_key):
+        raise ConfigError(
+            "--api-key is empty, so every client could guess it; give a key or remove it", param="api_key"
+        )
     key = env.read("HEADRACE_API_KEY")
     return dataclasses.replace(config, api_key=(*config.api_key, key)) if key else config

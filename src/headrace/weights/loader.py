@@ -134,12 +134,12 @@ def _check_complete(
     missing = [name for name in targets if name not in loaded]
     problems = []
     if missing:
-        problems.append(f"{len(missing)} missing: {_some(missing)}")
+        problems.append(f"missing ({len(missing)}): {_some(missing)}")
     if surplus:
-        problems.append(f"{len(surplus)} that the model does not have: {_some(surplus)}")
+        problems.append(f"not of this model ({len(surplus)}): {_some(surplus)}")
     if problems:
         raise WeightLoadError(
-            f"the weights of {files.name} do not match its configuration; tensors " + "; ".join(problems)
+            f"the weights of {files.name} do not match its configuration: tensors " + "; ".join(problems)
         )
 
 

@@ -229,7 +229,7 @@ def _with_overrides(config: ModelConfig, files: ModelFiles) -> ModelFiles:
         tokenizer_dir = Path(config.tokenizer).expanduser()
         if not tokenizer_dir.is_dir():
             if not looks_like_hub_name(config.tokenizer):
-                raise ModelSourceError(f"{config.tokenizer!r}: no such directory", param="tokenizer")
+                raise ModelSourceError(f"--tokenizer {config.tokenizer!r}: no such directory", param="tokenizer")
             tokenizer_dir = fetch_snapshot(config.tokenizer, config, weights=False)
         if not (tokenizer_dir / "tokenizer.json").is_file():
             raise ModelSourceError(f"{config.tokenizer}: there is no tokenizer.json in it", param="tokenizer")
@@ -237,7 +237,7 @@ def _with_overrides(config: ModelConfig, files: ModelFiles) -> ModelFiles:
     if config.chat_template is not None:
         path = Path(config.chat_template).expanduser()
         if not path.is_file():
-            raise ModelSourceError(f"{config.chat_template!r}: no such file", param="chat_template")
+            raise ModelSourceError(f"--chat-template {config.chat_template!r}: no such file", param="chat_template")
         template = read_text(path)
     return replace(files, tokenizer_dir=tokenizer_dir, chat_template=template)
 

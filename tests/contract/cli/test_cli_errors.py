@@ -50,6 +50,14 @@ def test_wrong_usage_is_one_line_and_code_2(headrace, argv, says):
     assert says in one_line(ran)
 
 
+@pytest.mark.parametrize("command", ["serve", "complete"])
+def test_a_wrong_environment_is_found_before_any_work(headrace, monkeypatch, command):
+    monkeypatch.setenv("HEADRACE_LOG_LEVEL", "banana")
+    ran = headrace(command, "x")
+    assert ran.code == 2
+    assert "HEADRACE_LOG_LEVEL='banana': expected one of DEBUG" in one_line(ran)
+
+
 def test_a_server_that_is_not_there_is_code_1(headrace, tmp_path):
     ran = headrace("complete", "x", "--url", "http://127.0.0.1:1")
     assert ran.code == 1

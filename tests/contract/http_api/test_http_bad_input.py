@@ -219,6 +219,11 @@ def test_media_types_that_browsers_send_unasked_are_refused(http: httpx.Client, 
     assert "application/json" in refused(http.send(request), 415)["message"]
 
 
+def test_a_compressed_body_is_refused(http: httpx.Client):
+    request = http.build_request("POST", CHAT, json={"messages": []}, headers={"content-encoding": "gzip"})
+    assert "Content-Encoding gzip" in refused(http.send(request), 415)["message"]
+
+
 def test_json_with_charset_is_fine(http: httpx.Client):
     body = b'{"messages":[{"role":"user","content":"x"}], "max_tokens": 0}'
     refused(http.post(CHAT, content=body, headers={"content-type": "application/json; charset=utf-8"}), 400)

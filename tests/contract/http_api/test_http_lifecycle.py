@@ -47,7 +47,8 @@ def test_a_port_in_use_names_its_owner_and_the_cure():
 
 
 @pytest.mark.parametrize(
-    ("host", "words"), [("203.0.113.1", "not an address of this machine"), ("no such host", "--host")]
+    ("host", "words"),
+    [("203.0.113.1", "not an address of this machine"), ("no such host", "--host"), ("not..valid", "not a host name")],
 )
 def test_wrong_hosts(host: str, words: str):
     with pytest.raises(ConfigError, match=words):
@@ -82,6 +83,13 @@ def test_requests_through_a_unix_socket(new_server, tmp_path: Path):
         httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url=server.url, trust_env=False) as client,
     ):
         assert client.get("/health").status_code == 200
+    with bind(ServerConfig(uds=path)) as listener:
+        assert listener.name == f"unix:{path}"
+
+
+def test_an_empty_key_is_refused():
+    with pytest.raises(ConfigError, match="--api-key is empty"):
+        _with_environment(ServerConfig(api_key=("good", " ")))
 
 
 def test_the_key_of_the_environment_is_added(monkeypatch: pytest.MonkeyPatch):

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.base.clock import ManualClock, SystemClock
 from headrace.base.errors import ConfigError
-from headrace.base.log import get_logger, setup_logging
+from headrace.base.log import adopt_logger, get_logger, setup_logging
 
 
 def test_the_manual_clock_moves_only_when_told():
@@ -41,6 +41,14 @@ def test_lines_go_to_standard_error_with_the_process_name(bare_logger, capsys):
     assert out == ""
     assert err.startswith("[core 100%] ")
     assert "W headrace.somewhere: value 7" in err
+
+
+def test_a_library_speaks_in_the_same_form(bare_logger, capsys):
+    setup_logging()
+    adopt_logger("some_library")
+    logging.getLogger("some_library.part").warning("odd bytes")
+    logging.getLogger("some_library.part").info("chatter")
+    assert capsys.readouterr().err.endswith(" W some_library.part: odd bytes\n")
 
 
 def test_set_up_twice_is_one_handler(bare_logger):

@@ -34,6 +34,8 @@ def test_flags(text, value):
     ],
 )
 def test_a_wrong_value_names_the_variable(name, text):
+    with pytest.raises(ConfigError, match=name):
+        env.check_all({name: text})
     with pytest.raises(ConfigError, match=name) as caught:
         env.read(name, {name: text})
     assert caught.value.param == name
