@@ -11,6 +11,5 @@ GroupId = NewType("GroupId", int)
 Slot = NewType("Slot", int)
 """Row of a request in the worker's per-slot arrays, for as long as the request runs."""
 StepId = NewType("StepId", int)
-JobId = NewType("JobId", int)
 
 NULL_BLOCK = BlockId(0)
