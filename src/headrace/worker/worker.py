@@ -23,6 +23,7 @@ from headrace.layers.context import cache_dtype
 from headrace.models.registry import CausalModel, ModelContext, build_model
 from headrace.parallel.groups import TensorParallel
 from headrace.platforms.detect import Platform, current_platform
+from headrace.platforms.heap import HeapTrimmer
 from headrace.types.cache_specs import KvLayout
 from headrace.types.plans import StepPlan
 from headrace.types.results import StepResult
@@ -78,6 +79,7 @@ class Worker:
         self._tp = tp
         self._loaded: Loaded | None = None
         self._runner: StepRunner | None = None
+        self._heap = HeapTrimmer(time.monotonic())
 
     @torch.inference_mode()
     def load(self) -> WorkerFacts:
@@ -149,7 +151,9 @@ class Worker:
         """Run one step; see `StepRunner.execute`."""
         if self._runner is None:
             raise InvariantError("execute() before allocate()")
-        return self._runner.execute(plan)
+        result = self._runner.execute(plan)
+        self._heap.tick(time.monotonic())
+        return result
 
     def _build(self, platform: Platform, decoder: DecoderConfig) -> Loaded:
         config = self._config
@@ -169,7 +173,8 @@ class Worker:
         selection = select(request, wanted=config.parallel.attention_backend)
         if self._tp.rank == 0:
             _log.info("%s, %s, linears %s", platform.device, _name(dtype), quantization)
-            _log.info("attention: %s, because it %s; %s", selection.backend, selection.reason, selection.refused)
+            refused = "".join(f"; not {name}: {why}" for name, why in selection.refused.items())
+            _log.info("attention: %s, because it %s%s", selection.backend, selection.reason, refused)
         backend = load_backend(selection.backend)
         context = ModelContext(
             dtype=dtype,
