@@ -39,7 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
         logprobs: number of alternatives returned for each output token; 0 returns only the chosen one.
         prompt_logprobs: the same for the prompt.
         skip_special_tokens: leave special tokens out of the text.
-        spaces_between_special_tokens: accepted and without effect: only slow tokenizers put such spaces, and none is used.
+        spaces_between_special_tokens: accepted without effect: only slow tokenizers put such spaces, and none is used.
         include_stop_str_in_output: keep the stop text in the output.
         detokenize: False returns token ids only.
 
