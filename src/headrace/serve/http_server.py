@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 
-from headrace.base.errors import EngineUnavailableError
+from headrace.base.errors import ConfigError, EngineUnavailableError
 from headrace.base.log import get_logger
 from headrace.config import ServerConfig
 from headrace.observe.startup import print_startup
@@ -157,9 +157,15 @@ class HttpServer:
         """Print the start-up table, the URL and one line to try."""
         print_startup(self._engine.startup_tables, sys.stderr)
         self._say(f"Headrace is ready: {self._listener.name}  model {self._engine.model_name}")
-        self._say(
-            "Try it:\n  " + self._listener.curl(self._engine.chat_template is not None, bool(self._config.api_key))
-        )
+        takes_text = self._takes_text()
+        chat = takes_text and self._engine.chat_template is not None
+        self._say("Try it:\n  " + self._listener.curl(chat, bool(self._config.api_key), takes_text))
+
+    def _takes_text(self) -> bool:
+        try:
+            return self._engine.tokenizer is not None
+        except ConfigError:
+            return False
 
     @staticmethod
     def _say(line: str) -> None:

@@ -43,8 +43,14 @@ class Listener:
         """What a person needs to reach it: the URL, or the path of the Unix socket."""
         return self.url if self.uds is None else f"unix:{self.uds}"
 
-    def curl(self, chat: bool, with_key: bool) -> str:
-        """Return one line for a shell that asks the server something."""
+    def curl(self, chat: bool, with_key: bool, takes_text: bool = True) -> str:
+        """Return one line for a shell that asks the server something.
+
+        Args:
+            chat: the model has a chat template.
+            with_key: clients must send a key.
+            takes_text: the model has a tokenizer; without one a prompt is token ids.
+        """
         parts = ["curl", "-s"]
         if self.uds is not None:
             parts.append(f"--unix-socket {shlex.quote(self.uds)}")
@@ -52,8 +58,9 @@ class Listener:
         parts.append("-H 'Content-Type: application/json'")
         if with_key:
             parts.append('-H "Authorization: Bearer $HEADRACE_API_KEY"')
-        body = '{"messages":[{"role":"user","content":"Say hello."}]}' if chat else '{"prompt":"Once upon a time"}'
-        parts.append(f"-d '{body}'")
+        chat_body = '{"messages":[{"role":"user","content":"Say hello."}]}'
+        plain_body = '{"prompt":"Once upon a time"}' if takes_text else '{"prompt":[1,2,3]}'
+        parts.append(f"-d '{chat_body if chat else plain_body}'")
         return " ".join(parts)
 
 

@@ -34,6 +34,7 @@ def test_port_zero_reports_the_port():
         assert port == listener.socket.getsockname()[1] > 0
         assert f"{listener.url}/v1/chat/completions" in listener.curl(chat=True, with_key=False)
         assert "HEADRACE_API_KEY" in listener.curl(chat=False, with_key=True)
+        assert '{"prompt":[1,2,3]}' in listener.curl(chat=False, with_key=False, takes_text=False)
 
 
 def test_a_port_in_use_names_its_owner_and_the_cure():
