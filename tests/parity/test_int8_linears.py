@@ -48,6 +48,22 @@ def test_a_large_row_does_not_rob_the_others() -> None:
     assert error < 0.02
 
 
+@pytest.mark.parametrize("length", [5, 96, 576])
+def test_a_row_has_the_same_bits_alone_and_beside_others(length: int) -> None:
+    torch.manual_seed(4)
+    kernel = int8.Int8Linear(torch.randn(64, length), torch.randn(64))
+    x = torch.randn(9, length)
+    x[1] = x[1].abs()  # a row of one sign, whose own range is half as wide
+    x[3] *= 3000
+    together = kernel(x)
+    for row in range(len(x)):
+        assert torch.equal(kernel(x[row : row + 1])[0], together[row])
+    assert torch.equal(kernel(x[:4]), together[:4])
+    with torch.inference_mode():
+        assert torch.equal(kernel(x[:5]), together[:5])
+    assert torch.equal(kernel(x[:5]), together[:5])
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_bad_row_does_not_spoil_the_others(bad: float) -> None:
     torch.manual_seed(3)

@@ -100,7 +100,7 @@ def weight_bytes(decoder: DecoderConfig, formats: Formats, ranks: int) -> Weight
 
     Query heads, KV heads, the MLP and the vocabulary are divided by the ranks (KV heads are repeated where there are
     fewer of them than ranks); norms and the biases of row-parallel linears are on every rank. int8 linears have one
-    byte an element and 8 bytes for each output row.
+    byte an element and 12 bytes for each output row (scale, sum, and four columns that fix the range of activations).
 
     Args:
         decoder: dimensions.
@@ -112,7 +112,7 @@ def weight_bytes(decoder: DecoderConfig, formats: Formats, ranks: int) -> Weight
     inner, vocab = decoder.intermediate_size // ranks, math.ceil(decoder.vocab_size / ranks)
 
     def linear(rows: int, columns: int, bias: bool) -> int:
-        matrix = rows * columns + 8 * rows if formats.int8 else rows * columns * formats.element_bytes
+        matrix = rows * columns + 12 * rows if formats.int8 else rows * columns * formats.element_bytes
         return matrix + (rows * formats.element_bytes if bias else 0)
 
     norms = 2 * hidden + (2 * dim if decoder.qk_norm else 0)

@@ -141,7 +141,7 @@ def test_the_cache_has_the_type_that_the_worker_gives_it():
 def test_a_packed_head_is_a_copy_even_if_it_is_tied():
     made = weight_bytes(QWEN3_06B, BF16_CPU, 1)
     assert made.head == made.embedding == 151936 * 1024 * 2
-    assert weight_bytes(QWEN3_06B, INT8, 1).head == 151936 * 1024 + 8 * 151936
+    assert weight_bytes(QWEN3_06B, INT8, 1).head == 151936 * 1024 + 12 * 151936
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])

@@ -1,18 +1,53 @@
 """Dynamic 8-bit linear on CPUs: int8 weights with a scale for each output, activations rounded at each call.
 
-FBGEMM's kernel (VNNI) takes one activation scale for the whole batch. That is harmless for one row; among several,
-one row with a large value (the first token of most models has one) would rob the others of their precision. So each
-row is first divided by its largest magnitude, which makes the one scale fit every row. Must not be used on a GPU.
+FBGEMM's kernel (VNNI) takes one activation scale for the whole batch, from its smallest and largest value. One row with
+a large value (the first token of most models has one) would rob the others of their precision, so each row is first
+divided by its largest magnitude. And two columns of 1 and -1, which meet weights of zero, fix the scale: a row then
+gives the same bits whichever rows stand beside it. Must not be used on a GPU.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import torch
 from torch import Tensor
 
 _TINY = 1e-20
+_RANGE_COLUMNS = 4
+"""Two that fix the range, and two of zero: the kernel takes the columns in fours."""
+_KEPT_ROWS = 64
+"""Views of decode steps are kept: making them anew takes a tenth of a one-row product."""
+
+
+class _Rooms(threading.local):
+    """Padded activations by shape. Shared by all linears of a thread, as one runs at a time."""
+
+    def __init__(self) -> None:
+        self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._largest: dict[int, Tensor] = {}
+
+    def take(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
+        """Return [rows, length + 4], whose last columns are 1, -1, 0 and 0, and its first ``length`` columns."""
+        views = self._views.get((rows, length))
+        if views is None:
+            with torch.inference_mode(False):  # else what is made inside that mode could not be written outside it
+                views = self._make(rows, length)
+            if rows <= _KEPT_ROWS:
+                self._views[rows, length] = views
+        return views
+
+    def _make(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
+        room = self._largest.get(length)
+        if room is None or room.shape[0] < rows:
+            room = self._largest[length] = torch.zeros(rows, length + _RANGE_COLUMNS)
+            room[:, length] = 1
+            room[:, length + 1] = -1
+        return room[:rows], room[:rows, :length]
+
+
+_rooms = _Rooms()
 
 
 def is_available() -> bool:
@@ -53,18 +88,24 @@ class Int8Linear:
     keeps_weight = False
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._packed = pack(weight)
+        self._packed = pack(torch.nn.functional.pad(weight, (0, _RANGE_COLUMNS)))
         self._bias = bias
         self._out_features = weight.shape[0]
-        self.held_bytes = weight.numel() + 8 * weight.shape[0] + (0 if bias is None else bias.nbytes)
+        self.held_bytes = (
+            weight.shape[0] * (weight.shape[1] + _RANGE_COLUMNS)
+            + 8 * weight.shape[0]
+            + (0 if bias is None else bias.nbytes)
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [M, N] for x [M, K]; a row that is not finite gives one that is not finite."""
         # FBGEMM skips NaN when it looks for the scale and rounds it to something finite. The row's own scale is NaN
         # then, and brings the fault back; hence also for a single row.
         largest = x.abs().amax(dim=1, keepdim=True).clamp_(min=_TINY)
+        padded, front = _rooms.take(x.shape[0], x.shape[1])
+        torch.div(x, largest, out=front)
         try:
-            y: Tensor = torch.ops.quantized.linear_dynamic(x / largest, self._packed, False)
+            y: Tensor = torch.ops.quantized.linear_dynamic(padded, self._packed, False)
         except RuntimeError:
             # It refuses an input in which nothing is finite. That must fail these rows, not the step.
             if torch.isfinite(largest).any():
