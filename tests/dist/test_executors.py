@@ -106,11 +106,12 @@ def test_a_rank_that_raises_is_named_with_its_text(executor_of):
     assert gone(pids)
 
 
-def test_what_loading_raises_keeps_its_type_and_leaves_nothing(executor_of, tmp_path):
+def test_what_loading_raises_keeps_its_type_and_leaves_nothing(executor_of, tmp_path, caplog):
     executor = executor_of(fault="load")
     with pytest.raises(InsufficientMemoryError, match="7 GiB wanted") as caught:
         executor.start()
     assert caught.value.param == "max_model_len"
+    assert "Traceback" not in caplog.text
     assert executor.pids == []
     assert list(tmp_path.iterdir()) == []
 

@@ -253,13 +253,14 @@ class MultiprocessExecutor:
             self._wait_any(left_s)
         for rank in self._ranks:
             rank.drain()
-            if rank.failure is not None and rank.failure.trace:
-                _log.error("rank %d failed:\n%s", rank.index, rank.failure.trace.rstrip())
         typed = [rank.failure for rank in self._ranks if rank.failure is not None and rank.failure.typed]
         silent = [rank for rank in self._ranks if rank.failure is None and rank.process.exitcode is not None]
         if typed and not silent and not self._serving:
-            # While loading, what went wrong is the user's to mend: keep the type and the text.
+            # While loading, what went wrong is the user's to mend: keep the type and the text. Stacks would hide it.
             raise error_of(typed[0].error)
+        for rank in self._ranks:
+            if rank.failure is not None:
+                _log.error("rank %d failed:\n%s", rank.index, rank.failure.trace.rstrip())
         first = [*silent, *(rank for rank in self._ranks if rank not in silent)]
         raise EngineUnavailableError(
             f"tensor-parallel group of {self._size} is lost: " + "; ".join(rank.describe() for rank in first)

