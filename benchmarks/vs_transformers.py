@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import platform
 import random
 import statistics
@@ -22,7 +23,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
+from headrace.platforms.openmp import limit_spinning
+
+limit_spinning(os.environ)  # before torch is loaded; for both sides, as each would choose the machine's default else
+
+import torch  # noqa: E402
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 128
 
