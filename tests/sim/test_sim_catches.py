@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from sim_swarm import run_seed
 
 from headrace.kv import coordinator
 from headrace.kv.coordinator import KvCoordinator, SequenceKv
@@ -14,6 +13,7 @@ from headrace.kv.pool import BlockPool
 from headrace.kv.prefix_hash import extend_block_hashes
 from headrace.sched.draft import StepDraft
 from headrace.sched.scheduler import Scheduler
+from headrace.sim.swarm import run_seed
 
 SEEDS = 150
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from sim_harness import Harness, SimSetup, sim_layout
 
 from headrace.base.ids import RequestId
 from headrace.config.engine import SchedulerConfig
+from headrace.sim.harness import Harness, SimSetup, sim_layout
 from headrace.types.requests import EngineRequest
 from headrace.types.sampling import SamplingParams
 

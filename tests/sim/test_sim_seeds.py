@@ -6,9 +6,9 @@ import os
 from collections import Counter
 
 import pytest
-from sim_swarm import run_seed
 
 from headrace.sched.draft import StepDraft
+from headrace.sim.swarm import run_seed
 
 FIXED_SEEDS = 400
 FRESH_SEEDS = 40
@@ -22,7 +22,6 @@ MUST_HAPPEN = (
     "aborts waiting",
     "rows dropped",
     "slots reused in one plan",
-    "two block sizes",
     "finish stop",
     "finish length",
     "error non_finite_logits",
@@ -37,7 +36,7 @@ def run(seed: int) -> Counter[str]:
     try:
         return run_seed(seed)
     except Exception as error:
-        raise AssertionError(f"seed {seed}: {error!r}; rerun: SIM_SEED={seed} pytest tests/sim -k fresh") from error
+        raise AssertionError(f"seed {seed}: {error!r}; repeat: headrace sim --seed {seed} --steps 0 --trace") from error
 
 
 def test_fixed_seeds_hold_every_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,10 +57,9 @@ def test_fixed_seeds_hold_every_invariant(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_fresh_seeds_hold_every_invariant() -> None:
-    """Other seeds each time; ``SIM_SEED=number`` runs that one alone."""
-    wanted = os.environ.get("SIM_SEED")
-    first = int(wanted) if wanted else int.from_bytes(os.urandom(4), "little")
-    seeds = range(first, first + (1 if wanted else FRESH_SEEDS))
+    """Other seeds each time; a failure names its own."""
+    first = int.from_bytes(os.urandom(4), "little")
+    seeds = range(first, first + FRESH_SEEDS)
     print(f"fresh seeds {seeds[0]}..{seeds[-1]}")
     for seed in seeds:
         run(seed)

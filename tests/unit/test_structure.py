@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "headrace"
 DATA_PLANE = {"worker", "models", "layers", "weights", "attention", "ops", "transfer", "parallel", "platforms"}
-TORCH_FREE = ("base", "config", "types", "kv", "sched", "text", "observe", "engine", "serve", "cli")
+TORCH_FREE = ("base", "config", "types", "kv", "sched", "text", "observe", "engine", "sim", "serve", "cli")
 
 
 def run_python(code):

@@ -28,6 +28,7 @@ COMMANDS: dict[str, Command] = {
     "complete": Command("headrace.cli.complete", "continue a text"),
     "bench": Command("headrace.cli.bench", "measure latency, throughput, a server, or start-up"),
     "plan": Command("headrace.cli.plan", "size weights, KV cache and concurrency for a device you need not have"),
+    "sim": Command("headrace.cli.sim", "drive scheduler and KV cache at random against a content oracle"),
     "doctor": Command("headrace.cli.doctor", "check this machine and say what to do"),
 }
 

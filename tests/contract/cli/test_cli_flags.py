@@ -41,10 +41,12 @@ def test_flags_are_those_of_the_golden_list():
 
 
 def test_commands_are_those_of_the_issue():
-    assert set(COMMANDS) == {"serve", "chat", "complete", "bench", "plan", "doctor"}
+    assert set(COMMANDS) == {"serve", "chat", "complete", "bench", "plan", "sim", "doctor"}
 
 
-@pytest.mark.parametrize("words", ["serve", "chat", "complete", "plan", "doctor", "bench latency", "bench serve"])
+@pytest.mark.parametrize(
+    "words", ["serve", "chat", "complete", "plan", "sim", "doctor", "bench latency", "bench serve"]
+)
 def test_help_of_each_command_lists_all_its_flags(headrace, words):
     ran = headrace(*words.split(), "--help")
     assert (ran.code, ran.err) == (0, "")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from sim_device import FakeDevice, demand
-from sim_oracle import ROOT_CONTENT, next_content
-
 from headrace.base.ids import NULL_BLOCK, BlockId
 from headrace.kv.events import AllBlocksCleared, BlockStored, KvEvent
 from headrace.sched.request import Request, RequestState
 from headrace.sched.scheduler import Scheduler
+from headrace.sim.device import FakeDevice, SimFault, demand
+from headrace.sim.oracle import ROOT_CONTENT, next_content
+from headrace.types.outputs import SchedulerStats
 
 
 def check_blocks(scheduler: Scheduler) -> None:
@@ -30,14 +30,16 @@ def check_blocks(scheduler: Scheduler) -> None:
                 users[block].append((place, request))
         demand(NULL_BLOCK not in owners, "a request owns the null block")
         free = pool.free_list()
-        demand(len(set(free)) == len(free) and NULL_BLOCK not in free, f"broken free list {free}")
+        idle = set(free)
+        demand(len(idle) == len(free) and NULL_BLOCK not in idle, f"broken free list {free}")
         for number in range(1, pool.total_blocks + 1):
             block = BlockId(number)
             references = pool.references(block)
-            demand(references == owners[block], f"block {block}: {references} references, {owners[block]} owners")
-            demand(
-                (block in free) == (references == 0), f"block {block} free: {block in free}, {references} references"
-            )
+            # Texts are made only for a failure: these loops are most of the simulator's time.
+            if references != owners[block]:
+                raise SimFault(f"block {block}: {references} references, {owners[block]} owners")
+            if (block in idle) != (references == 0):
+                raise SimFault(f"block {block} free: {block in idle}, {references} references")
         demand(len(free) + len(owners) == pool.total_blocks == pool.free_blocks + len(owners), "free + used != total")
         for block, sharers in users.items():
             _check_sharing(block, sharers, group.block_tokens)
@@ -51,8 +53,8 @@ def _check_sharing(block: BlockId, sharers: list[tuple[int, Request]], block_tok
         demand(same and other.kv.salt == first.kv.salt, f"block {block} shared by different prefixes")
 
 
-def check_requests(scheduler: Scheduler, device_slots: int) -> None:
-    """Only running requests own slots and blocks; progress counters are in order."""
+def check_requests(scheduler: Scheduler, device_slots: int) -> SchedulerStats:
+    """Only running requests own slots and blocks; progress counters are in order. Returns the scheduler's figures."""
     running, waiting = scheduler.running, scheduler.waiting
     slots = [request.slot for request in running]
     demand(len(set(slots)) == len(slots) <= device_slots and None not in slots, f"slots {slots}")
@@ -68,15 +70,29 @@ def check_requests(scheduler: Scheduler, device_slots: int) -> None:
         demand(request.slot is None and not any(request.kv.tables), f"{request.request_id} waits and owns something")
     stats = scheduler.stats()
     demand((stats.running, stats.waiting) == (len(running), len(waiting)), "stats disagree")
+    return stats
 
 
-def check_no_starvation(scheduler: Scheduler, *, budget_left_tokens: int, preempted: bool, watermark: float) -> None:
-    """Nobody waits while blocks, slots and budget for him are free, counting the hit that he would find now."""
+def check_no_starvation(
+    scheduler: Scheduler, *, budget_left_tokens: int, max_num_seqs: int, preempted: bool, watermark: float
+) -> None:
+    """Nobody waits while blocks, slots and budget for him are free, counting the hit that he would find now.
+
+    Args:
+        scheduler: just after `schedule`.
+        budget_left_tokens: of the step that was planned.
+        max_num_seqs: requests that may run at once.
+        preempted: somebody was preempted in this step; then nobody may start.
+        watermark: share of the blocks that a start must leave free.
+
+    Raises:
+        SimFault: the head of the queue waits for nothing.
+    """
     running, waiting = scheduler.running, scheduler.waiting
     if not waiting or preempted:
         return
     demand(bool(running), "requests wait and none runs")
-    if not budget_left_tokens or len(running) >= scheduler._config.max_num_seqs:
+    if not budget_left_tokens or len(running) >= max_num_seqs:
         return
     head = waiting[0]
     hit = scheduler.kv.find_hit(head.kv, head.token_ids)
@@ -103,6 +119,7 @@ class EventReplay:
         self._last_content: dict[bytes, int] = {}
 
     def take(self, events: list[KvEvent]) -> None:
+        """Follow the events, in order."""
         for event in events:
             known = self.contents[event.group]
             if isinstance(event, AllBlocksCleared):

@@ -20,7 +20,8 @@ def next_content(before: int, token_id: int) -> int:
 
 def contents_of(token_ids: list[int]) -> list[int]:
     """Return the KV content of each position."""
-    contents, content = [], ROOT_CONTENT
+    contents: list[int] = []
+    content = ROOT_CONTENT
     for token_id in token_ids:
         content = next_content(content, token_id)
         contents.append(content)

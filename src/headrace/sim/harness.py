@@ -1,7 +1,7 @@
 """Drives the real scheduler against the fake device, and compares all that comes out with the oracle.
 
 The driver decides when to post, plan, execute and apply; this class makes sure that each of these is legal for an
-engine and that nothing impossible comes back.
+engine and that nothing impossible comes back. Must not choose anything at random.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sim_checks import EventReplay, check_blocks, check_no_starvation, check_requests
-from sim_device import Facts, FakeDevice, demand
-from sim_oracle import Expected, expected_output
-
 from headrace.base.ids import RequestId
 from headrace.config.engine import SchedulerConfig
 from headrace.sched.scheduler import Scheduler
+from headrace.sim.actions import Action, ActionKind
+from headrace.sim.checks import EventReplay, check_blocks, check_no_starvation, check_requests
+from headrace.sim.device import Facts, FakeDevice, SimFault, demand
+from headrace.sim.oracle import Expected, expected_output
+from headrace.sim.story import Story
 from headrace.types.cache_specs import FullAttentionSpec, GroupLayout, KvLayout
 from headrace.types.events import AbortRequest, AddRequest, InboxEvent, ResetPrefixCache
 from headrace.types.outputs import FinishReason, RequestDelta
@@ -62,8 +63,18 @@ class Record:
 class Harness:
     """One engine core in small: scheduler, device, and an observer in place of the front end."""
 
-    def __init__(self, setup: SimSetup) -> None:
+    def __init__(self, setup: SimSetup, story: Story | None = None) -> None:
+        """Make an idle engine.
+
+        Args:
+            setup: sizes and options.
+            story: is told all that happens.
+        """
         self.setup = setup
+        self.story = story
+        self.actions: list[Action] = []
+        self.at_step = 0
+        self.busy_steps = 0
         self.scheduler = Scheduler(
             setup.scheduler,
             layout=setup.layout,
@@ -71,6 +82,7 @@ class Harness:
             enable_prefix_caching=setup.enable_prefix_caching,
             record_events=True,
         )
+        self._stats = self.scheduler.stats()
         self.records: dict[RequestId, Record] = {}
         facts = Facts(
             salt_of=lambda request_id: self.records[request_id].source.cache_salt,
@@ -85,13 +97,36 @@ class Harness:
         self.inbox: list[InboxEvent] = []
         self.planned: deque[StepPlan] = deque()
         self.executed: deque[tuple[StepPlan, StepResult]] = deque()
+        self._live: dict[RequestId, None] = {}
         self.started_ids: set[RequestId] = set()
         self.counts: Counter[str] = Counter()
         self.now_s = 0.0
 
     @property
     def in_flight_steps(self) -> int:
+        """Plans that were not applied."""
         return len(self.planned) + len(self.executed)
+
+    def do(self, action: Action) -> None:
+        """Do one action and remember it; one that an engine could not do now is passed over.
+
+        Raises:
+            SimFault: an invariant is broken or an output is wrong.
+        """
+        self.actions.append(action)
+        kind = action.kind
+        if kind is ActionKind.ADD and action.source is not None:
+            self.add(action.source, action.fails_at)
+        elif kind is ActionKind.ABORT and action.request_id in self.live_ids():
+            self.abort(action.request_id)
+        elif kind is ActionKind.RESET:
+            self.reset_prefix_cache()
+        elif kind is ActionKind.SCHEDULE and self.in_flight_steps < self.setup.scheduler.steps_in_flight:
+            self.schedule()
+        elif kind is ActionKind.EXECUTE:
+            self.execute()
+        elif kind is ActionKind.APPLY and self.in_flight_steps:
+            self.apply()
 
     def add(self, source: EngineRequest, fails_at: int | None = None) -> None:
         """Post a request; ``fails_at`` is the output position at which its logits are not finite."""
@@ -102,36 +137,58 @@ class Harness:
         record = Record(source, expected, fails_at, output_ids=list(source.produced_token_ids))
         self.records[source.request_id] = record
         self.inbox.append(AddRequest(source))
+        self._live[source.request_id] = None
+        self.counts["requests"] += 1
+        self.counts["prompt logprobs"] += source.sampling.prompt_logprobs is not None
+        self.counts["resubmitted"] += bool(source.produced_token_ids)
+        if self.story:
+            self.story.posted(source, fails_at)
 
     def abort(self, request_id: RequestId) -> None:
+        """Post the abort of a request."""
         self.records[request_id].aborted = True
+        self._live.pop(request_id, None)
         self.inbox.append(AbortRequest(request_id))
+        if self.story:
+            self.story.line(f"post abort of {request_id}")
 
     def reset_prefix_cache(self) -> None:
+        """Post that all idle cached blocks be forgotten."""
         self.inbox.append(ResetPrefixCache())
+        self.counts["cache resets"] += 1
+        if self.story:
+            self.story.line("post reset of the prefix cache")
 
     def live_ids(self) -> list[RequestId]:
         """Requests that the front end believes to be unfinished."""
-        return [name for name, record in self.records.items() if record.finish is None and not record.aborted]
+        return list(self._live)
 
     def schedule(self) -> StepPlan:
         """Plan a step and check the world."""
         demand(self.in_flight_steps < self.setup.scheduler.steps_in_flight, "the simulation plans too far ahead")
-        preemptions = self.scheduler.stats().preemptions
+        preemptions, self.at_step = self._stats.preemptions, self._stats.step
+        running = {request.request_id for request in self.scheduler.running}
+        self.counts["steps planned ahead"] += self.in_flight_steps > 0
         self._count_aborts()
         plan = self.scheduler.schedule(self.inbox, self.now_s)
         self.inbox = []
         self.planned.append(plan)
-        preempted = self.scheduler.stats().preemptions - preemptions
+        self.started_ids |= {start.request_id for start in plan.starts}
+        self.counts["hits"] += sum(start.computed_tokens > 0 for start in plan.starts)
+        self.counts["hit tokens"] += sum(start.computed_tokens for start in plan.starts)
+        self.busy_steps += bool(plan.rows)
+        if self.story:
+            waiting = [request.request_id for request in self.scheduler.waiting]
+            self.story.planned(plan, preempted=[name for name in waiting if name in running], waiting=waiting)
+        self.check()
+        preempted = self._stats.preemptions - preemptions
         self.counts["preemptions"] += preempted
         self.counts["preempted in flight"] += preempted if self.in_flight_steps > 1 else 0
-        self.started_ids |= {start.request_id for start in plan.starts}
-        self.counts["hit tokens"] += sum(start.computed_tokens for start in plan.starts)
-        self.check()
         idle_tokens = self.setup.scheduler.max_num_batched_tokens - plan.total_tokens
         check_no_starvation(
             self.scheduler,
             budget_left_tokens=idle_tokens,
+            max_num_seqs=self.setup.scheduler.max_num_seqs,
             preempted=preempted > 0,
             watermark=self.setup.scheduler.watermark,
         )
@@ -143,6 +200,9 @@ class Harness:
         """Let the device do the oldest planned step, if there is one."""
         if self.planned:
             plan = self.planned.popleft()
+            self.at_step = plan.step
+            if self.story:
+                self.story.line("device runs it", plan.step)
             self.executed.append((plan, self.device.execute(plan)))
 
     def apply(self) -> list[RequestDelta]:
@@ -150,10 +210,14 @@ class Harness:
         if not self.executed:
             self.execute()
         plan, result = self.executed.popleft()
+        self.at_step = plan.step
         self.now_s += 0.001
         before = {request.request_id for request in [*self.scheduler.running, *self.scheduler.waiting]}
         deltas = self.scheduler.apply(plan, result, self.now_s)
         self.counts["rows dropped"] += sum(row.request_id not in before for row in plan.rows)
+        if self.story:
+            dropped = [row.request_id for row in plan.rows if row.request_id not in before]
+            self.story.applied(plan.step, deltas, dropped)
         for delta in deltas:
             self._observe(delta)
         self.check()
@@ -162,8 +226,11 @@ class Harness:
     def check(self) -> None:
         """Check every invariant that holds between two calls."""
         check_blocks(self.scheduler)
-        check_requests(self.scheduler, self.setup.scheduler.max_num_seqs)
-        self.replay.take(self.scheduler.take_events())
+        self._stats = check_requests(self.scheduler, self.setup.scheduler.max_num_seqs)
+        events = self.scheduler.take_events()
+        if self.story:
+            self.story.cache_events(events)
+        self.replay.take(events)
         if not self.planned:
             self.replay.check(self.scheduler, self.device)
 
@@ -204,12 +271,14 @@ class Harness:
         record.prompt_positions += [round(-entry.logprob) for entry in delta.prompt_logprobs or []]
         if delta.finish_reason is not None:
             record.finish = delta
+            self._live.pop(delta.request_id, None)
             self._check_finish(record, delta)
 
     def _check_finish(self, record: Record, delta: RequestDelta) -> None:
         source = record.source
         if delta.finish_reason is FinishReason.ERROR:
-            demand(delta.error is not None, "an error without a record")
+            if delta.error is None:
+                raise SimFault("an error without a record")
             self.counts[f"error {delta.error.code}"] += 1
             if delta.error.code == "non_finite_logits":
                 demand(record.fails_at == len(record.output_ids), f"failed after {len(record.output_ids)} tokens")

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sim_oracle import ROOT_CONTENT, contents_of, next_content, sample
-
 from headrace.base.ids import NULL_BLOCK, BlockId, RequestId, Slot
+from headrace.sim.oracle import ROOT_CONTENT, contents_of, next_content, sample
 from headrace.types.cache_specs import KvLayout
 from headrace.types.plans import BlockAppend, PlanRow, SlotStart, StepPlan
 from headrace.types.results import RowResult, StepResult, TokenLogprobs
@@ -23,6 +22,7 @@ class SimFault(AssertionError):
 
 
 def demand(condition: bool, message: str) -> None:
+    """Raise `SimFault` unless the condition holds."""
     if not condition:
         raise SimFault(message)
 
@@ -42,6 +42,7 @@ class DeviceSlot:
     broken: bool = False
 
     def add_token(self, token_id: int) -> None:
+        """Append a token that is now known."""
         before = self.contents[-1] if self.contents else ROOT_CONTENT
         self.token_ids.append(token_id)
         self.contents.append(next_content(before, token_id))
@@ -125,7 +126,8 @@ class FakeDevice:
 
     def _write(self, row: PlanRow) -> None:
         state = self.slots.get(row.slot)
-        demand(state is not None and state.request_id == row.request_id, f"row for a slot of somebody else: {row}")
+        if state is None or state.request_id != row.request_id:
+            raise SimFault(f"row for a slot of somebody else: {row}")
         demand(row.tokens >= 1 and row.start == state.computed_tokens, f"{row} at {state.computed_tokens} computed")
         end = row.start + row.tokens
         demand(end <= len(state.token_ids), f"{row} computes tokens that nobody knows ({len(state.token_ids)})")
@@ -136,10 +138,8 @@ class FakeDevice:
         for group in self.layout.groups:
             for position in range(row.start, end):
                 block, offset = self._place(state, group.group, group.block_tokens, position)
-                demand(
-                    not self.facts.is_published(group.group, block),
-                    f"{row.request_id} writes position {position} into block {block}, which others may hit",
-                )
+                if self.facts.is_published(group.group, block):
+                    raise SimFault(f"{row.request_id} writes position {position} into block {block}, others may hit it")
                 content = -1 if state.broken else state.contents[position]
                 self.memory[group.group][block, offset] = (content, state.salt)
         state.computed_tokens = end
@@ -147,9 +147,11 @@ class FakeDevice:
     def _place(self, state: DeviceSlot, group: int, block_tokens: int, position: int) -> tuple[BlockId, int]:
         table = state.tables[group]
         index, offset = divmod(position, block_tokens)
-        demand(index < len(table), f"{state.request_id}: no block for position {position}, {len(table)} blocks")
+        if index >= len(table):
+            raise SimFault(f"{state.request_id}: no block for position {position}, {len(table)} blocks")
         block = table[index]
-        demand(NULL_BLOCK < block < self.layout.groups[group].num_blocks, f"{state.request_id} uses block {block}")
+        if not NULL_BLOCK < block < self.layout.groups[group].num_blocks:
+            raise SimFault(f"{state.request_id} uses block {block}")
         return block, offset
 
     def _read_and_sample(self, row: PlanRow) -> RowResult:
@@ -163,11 +165,11 @@ class FakeDevice:
             for position in range(row.start + row.tokens):
                 block, offset = self._place(state, group.group, group.block_tokens, position)
                 found = self.cell(group.group, block, offset)
-                demand(
-                    found == (state.contents[position], state.salt),
-                    f"step {self.executed_steps - 1}: {row.request_id} reads position {position} of group "
-                    f"{group.group} in block {block}: {found} instead of {(state.contents[position], state.salt)}",
-                )
+                if found != (state.contents[position], state.salt):
+                    raise SimFault(
+                        f"step {self.executed_steps - 1}: {row.request_id} reads position {position} of group "
+                        f"{group.group} in block {block}: {found} instead of {(state.contents[position], state.salt)}"
+                    )
         entries = self._prompt_logprobs(state, row) if state.wants_prompt_logprobs else None
         if not row.sample:
             return RowResult([], prompt_logprobs=entries)

@@ -1,0 +1,108 @@
+"""Recorded runs, shrinking, and campaigns: the same answer every time and for every number of processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.kv.pool import BlockPool
+from headrace.sim.actions import ActionKind
+from headrace.sim.campaign import CELLS, JUDGED_FROM_SEEDS, Finding, Tally, examine, run_seeds, run_until
+from headrace.sim.replay import replay
+from headrace.sim.story import Story
+from headrace.sim.swarm import FEATURES, Swarm, run_seed
+
+
+class StepClock:
+    """Time that moves by a second at every look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def now_s(self) -> float:
+        self.looks += 1
+        return float(self.looks)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a hit are not pinned."""
+    monkeypatch.setattr(BlockPool, "touch", lambda self, blocks: None)
+
+
+def told(seed: int, steps: int) -> list[str]:
+    lines: list[str] = []
+    Swarm(seed, story=Story(lines.append)).run(steps)
+    return lines
+
+
+def test_a_seed_is_a_run() -> None:
+    first, second = told(5, 60), told(5, 60)
+    assert first == second
+    assert first != told(6, 60)
+    assert run_seed(5, 60) == run_seed(5, 60)
+
+
+def test_a_run_that_was_recorded_runs_again() -> None:
+    swarm, lines, again = Swarm(5), [], []
+    swarm.harness.story = Story(lines.append)
+    swarm.run(60)
+    assert replay(swarm.setup, swarm.harness.actions, Story(again.append)) == (None, swarm.harness.counts["steps"])
+    assert again == lines
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_enough_steps_compute_something(seed: int) -> None:
+    swarm = Swarm(seed)
+    swarm.run(120)
+    assert swarm.harness.busy_steps >= 120
+    assert swarm.features <= set(FEATURES)
+
+
+def test_a_failing_run_is_cut_down_and_fails_in_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    tally = run_seeds(0, 60, least_steps=0)
+    assert tally.failed_seed is not None
+    found = examine(tally.failed_seed, least_steps=0)
+    assert isinstance(found, Finding)
+    assert found.failure == tally.failure
+    assert len(found.shrunk) < len(found.actions) / 2
+    assert [action for action in found.actions if action in found.shrunk]
+    assert any(action.kind is ActionKind.ADD for action in found.shrunk)
+    lines: list[str] = []
+    again = found.tell(Story(lines.append))
+    assert again is not None
+    assert again.where == found.failure.where
+    monkeypatch.undo()
+    assert found.tell(Story(lines.append)) is None, "the run is legal, so it passes when the code is right"
+
+
+def test_no_single_event_of_a_shrunk_run_can_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    tally = run_seeds(0, 60, least_steps=0)
+    assert tally.failed_seed is not None
+    found = examine(tally.failed_seed, least_steps=0)
+    assert isinstance(found, Finding)
+    for place in range(len(found.shrunk)):
+        failure, _ = replay(found.setup, found.shrunk[:place] + found.shrunk[place + 1 :])
+        assert failure is None or failure.where != found.failure.where
+
+
+def test_the_number_of_processes_changes_nothing() -> None:
+    assert run_seeds(3, 25, least_steps=20, processes=2) == run_seeds(3, 25, least_steps=20, processes=1)
+
+
+def test_seeds_after_the_first_failure_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    few, many = (run_seeds(0, seeds, least_steps=0) for seeds in (60, 100))
+    assert few == many
+    assert few.seeds == few.failed_seed
+
+
+def test_fresh_seeds_end_with_the_time() -> None:
+    tally = run_until(3.0, StepClock(), 1000, least_steps=0)
+    assert (tally.seeds, tally.failed_seed) == (30, None)
+
+
+def test_an_empty_cell_counts_from_so_many_seeds_on() -> None:
+    assert Tally(seeds=JUDGED_FROM_SEEDS - 1).empty_cells() == []
+    assert set(Tally(seeds=JUDGED_FROM_SEEDS).empty_cells()) == {*CELLS, *FEATURES}
+    assert "aborting clients with salts" in Tally(seeds=1000).empty_cells()
