@@ -18,7 +18,8 @@ from torch import Tensor
 from headrace.attention.capability import TORCH_EXACT
 from headrace.attention.contract import LayerKv, RowBatch
 from headrace.attention.memory import BlockMemory
-from headrace.base.errors import InvariantError, invariant
+from headrace.attention.paged import PagedBackend
+from headrace.base.errors import invariant
 from headrace.types.cache_specs import GroupLayout
 
 KV_TILE_TOKENS = 128
@@ -59,31 +60,16 @@ class ExactStep:
     spans: list[Span]
 
 
-class TorchExact:
+class TorchExact(PagedBackend):
     """Backend "torch_exact"; see the module."""
 
     name = "torch_exact"
     capability = TORCH_EXACT
 
-    def __init__(self) -> None:
-        self._memory: BlockMemory | None = None
-        self._finite = True
-
     def allocate(self, group: GroupLayout, dtype: torch.dtype, device: torch.device) -> dict[int, LayerKv]:
         """See `AttentionBackend.allocate`."""
-        invariant(self._memory is None, f"{self.name} serves one group")
         invariant(dtype == torch.float32 and device.type == "cpu", f"{self.name} is for float32 on a CPU")
-        self._memory = BlockMemory(group, dtype, device)
-        return self._memory.layer_kv()
-
-    def release(self) -> None:
-        """See `AttentionBackend.release`."""
-        self._memory = None
-
-    def observe(self, hidden: Tensor) -> None:
-        """See `AttentionBackend.observe`."""
-        if self._finite and not math.isfinite(hidden.sum().item()):
-            self._finite = bool(torch.isfinite(hidden).all().item())
+        return super().allocate(group, dtype, device)
 
     def prepare(self, batch: RowBatch) -> ExactStep:
         """See `AttentionBackend.prepare`."""
@@ -146,8 +132,3 @@ class TorchExact:
         mask = torch.zeros(len(positions), length).masked_fill_(torch.arange(length) > positions[:, None], -math.inf)
         blocks = -(-length // memory.block_tokens)
         return Span(places, memory.table_rows(tables, blocks), len(tables), mask[:, None, None])
-
-    def _require_memory(self) -> BlockMemory:
-        if self._memory is None:
-            raise InvariantError("attention memory is not allocated")
-        return self._memory

@@ -17,8 +17,7 @@ from torch import Tensor
 from headrace.attention.capability import TORCH_SDPA
 from headrace.attention.contract import LayerKv, RowBatch
 from headrace.attention.memory import BlockMemory
-from headrace.base.errors import InvariantError, invariant
-from headrace.types.cache_specs import GroupLayout
+from headrace.attention.paged import PagedBackend
 
 _BUCKET_SLACK = 1.5
 _BUCKET_FLOOR_BLOCKS = 8
@@ -79,32 +78,11 @@ class SdpaStep:
     prefills: list[PrefillRow]
 
 
-class TorchSdpa:
+class TorchSdpa(PagedBackend):
     """Backend "torch_sdpa"; see the module."""
 
     name = "torch_sdpa"
     capability = TORCH_SDPA
-
-    def __init__(self) -> None:
-        self._memory: BlockMemory | None = None
-        self._finite = True
-
-    def allocate(self, group: GroupLayout, dtype: torch.dtype, device: torch.device) -> dict[int, LayerKv]:
-        """See `AttentionBackend.allocate`."""
-        invariant(self._memory is None, f"{self.name} serves one group")
-        self._memory = BlockMemory(group, dtype, device)
-        # On a GPU nobody looks at the values (that would be a synchronisation), so assume the worst.
-        self._finite = device.type == "cpu"
-        return self._memory.layer_kv()
-
-    def release(self) -> None:
-        """See `AttentionBackend.release`."""
-        self._memory = None
-
-    def observe(self, hidden: Tensor) -> None:
-        """See `AttentionBackend.observe`."""
-        if self._finite and not math.isfinite(hidden.sum().item()):
-            self._finite = bool(torch.isfinite(hidden).all().item())
 
     def prepare(self, batch: RowBatch) -> SdpaStep:
         """See `AttentionBackend.prepare`."""
@@ -197,11 +175,6 @@ class TorchSdpa:
         mask = torch.zeros(tokens, length, dtype=memory.dtype).masked_fill_(hidden, -math.inf)
         rows = memory.table_rows([batch.block_tables[row]], blocks)
         return PrefillRow(first, tokens, length, rows, mask.to(memory.device))
-
-    def _require_memory(self) -> BlockMemory:
-        if self._memory is None:
-            raise InvariantError("attention memory is not allocated")
-        return self._memory
 
 
 def split_by_length(rows: list[int], lengths: list[int], block_tokens: int) -> list[list[int]]:
