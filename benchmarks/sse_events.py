@@ -37,6 +37,8 @@ class FreeEngine:
 
     model_name, max_model_len, defaults = "free", 4096, {}
 
+    tokenizer = None  # "Try it" then shows token ids
+
     def __init__(self, events: int) -> None:
         self._events = events
         self.startup_tables: list[Any] = []

@@ -3,7 +3,7 @@
 GNU OpenMP, which torch's CPU builds use, spins for milliseconds by default. When another process holds one of the cores
 (the HTTP front end, a client, a neighbour), the waiting thread burns the other core instead of letting the late one run
 there, and an operator of 0.1 ms takes a scheduler tick of 8 ms. This count is the smallest that costs nothing on a
-quiet machine, where 1,000 would lose 40 %; on a loaded one it is about 3 times faster than the default. Figures in
+quiet machine, where 1,000 would lose 40 %; beside a busy process it is about 4 times faster than 100,000. Figures in
 ``docs/performance.md``.
 """
 
