@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headrace.attention.contract import LayerKv, RowBatch
 from headrace.base.errors import UnsupportedModelError, invariant
-from headrace.types.cache_specs import GroupLayout
+from headrace.types.cache_specs import ChunkedLocalSpec, FullAttentionSpec, GroupLayout, SlidingWindowSpec, kind_of
 
 
 def zeroed(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -50,6 +50,8 @@ class BlockMemory:
 
     def __init__(self, group: GroupLayout, dtype: torch.dtype, device: torch.device) -> None:
         spec = group.spec
+        if not isinstance(spec, FullAttentionSpec | SlidingWindowSpec | ChunkedLocalSpec):
+            raise UnsupportedModelError(f"this attention backend keeps keys and values, not {kind_of(spec)} caches")
         if spec.key_dim != spec.value_dim:
             raise UnsupportedModelError(
                 f"keys of {spec.key_dim} and values of {spec.value_dim} elements: must be equal"

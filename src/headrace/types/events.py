@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headrace.base.ids import RequestId
+from headrace.types.outputs import ErrorRecord
 from headrace.types.requests import EngineRequest
 
 
@@ -27,4 +28,29 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset_
     """Forget every cached block that no request uses."""
 
 
-InboxEvent = AddRequest | AbortRequest | ResetPrefixCache
+class GrammarReady(msgspec.Struct, frozen=True, array_like=True, tag="grammar"):
+    """The grammar of a request is compiled, or cannot be. Unknown and finished ids are ignored."""
+
+    request_id: RequestId
+    error: ErrorRecord | None = None
+
+
+class LookupDone(msgspec.Struct, frozen=True, array_like=True, tag="lookup"):
+    """Some lookup of a store has an answer: requests that were told "ask later" may ask again."""
+
+    request_id: RequestId
+
+
+class JobDone(msgspec.Struct, frozen=True, array_like=True, tag="job"):
+    """A job has ended on every rank; its blocks are no longer touched. Sent exactly once a job, whatever happened.
+
+    Attributes:
+        job_id: of the `LoadJob`.
+        valid_tokens: the range is good up to this position; ``start_tokens`` of the job if nothing is.
+    """
+
+    job_id: int
+    valid_tokens: int
+
+
+InboxEvent = AddRequest | AbortRequest | ResetPrefixCache | GrammarReady | LookupDone | JobDone

@@ -83,3 +83,17 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     generation_tokens: int = 0
     step_tokens: int = 0
     step_s: float = 0.0
+
+
+class StepNews(msgspec.Struct, frozen=True, array_like=True):
+    """What one applied step has to say.
+
+    Attributes:
+        request_ids: requests with exactly one new token and no other news; most of most steps.
+        token_ids: that token, aligned with ``request_ids``.
+        deltas: news of all other requests. A request is in one of the two, once.
+    """
+
+    request_ids: list[RequestId]
+    token_ids: list[int]
+    deltas: list[RequestDelta]

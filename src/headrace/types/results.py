@@ -29,7 +29,8 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     """Result of one row of the plan.
 
     Attributes:
-        token_ids: sampled tokens: one if the row asked for a sample and succeeded, else none.
+        token_ids: sampled tokens: one if the row asked for a sample and succeeded, else none; with drafts one to
+            ``drafts + 1``.
         logprobs: one entry for each sampled token, or None if not asked for.
         prompt_logprobs: entries for prompt positions ``start+1 .. start+tokens`` as far as they are prompt tokens, or
             None if not asked for. Position 0 has no entry.
@@ -43,7 +44,16 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
-    """Results of one plan; ``rows`` is aligned with ``StepPlan.rows``."""
+    """Results of one plan.
+
+    Attributes:
+        step: of the plan.
+        rows: aligned with ``StepPlan.rows``.
+        decode_tokens: the sampled token of each of ``StepPlan.decodes``; any number for one that failed.
+        decode_errors: (index into ``StepPlan.decodes``, why) of those that failed.
+    """
 
     step: StepId
     rows: list[RowResult]
+    decode_tokens: list[int] = []
+    decode_errors: list[tuple[int, str]] = []
