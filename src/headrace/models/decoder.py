@@ -99,7 +99,9 @@ class CausalModel(ABC):
         own_table = None if decoder.tie_embeddings else VocabTable(context, decoder.vocab_size, decoder.hidden_size)
         self._own_table = own_table
         self._head = OutputHead(context, own_table or self._embedding.table, decoder.vocab_size)
-        frequencies, factor = inverse_frequencies(decoder.rope_theta, decoder.head_dim, decoder.rope_scaling)
+        frequencies, factor = inverse_frequencies(
+            decoder.ropes[0].theta, decoder.ropes[0].dim, decoder.ropes[0].scaling
+        )
         self._rope = RopeTable(frequencies, factor, context.dtype, context.device)
         self._finalized = False
 

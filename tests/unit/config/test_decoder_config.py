@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.base.errors import UnsupportedModelError
-from headrace.config.decoder import ARCHITECTURES, RopeScaling, parse_decoder, parse_rope, yarn_attention_factor
+from headrace.config.decoder import ARCHITECTURES, Rope, RopeScaling, parse_decoder, parse_rope, yarn_attention_factor
 
 BASE = {
     "architectures": ["LlamaForCausalLM"],
@@ -45,7 +45,7 @@ def test_llama_family():
     model = parse()
     assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (30, 9, 3, 64)
     assert (model.vocab_size, model.hidden_size, model.intermediate_size) == (49152, 576, 1536)
-    assert (model.rms_eps, model.rope_theta, model.rope_scaling) == (1e-5, 100000.0, RopeScaling())
+    assert (model.rms_eps, model.ropes) == (1e-5, (Rope(100000.0, 64, RopeScaling()),))
     assert (model.tie_embeddings, model.checkpoint_dtype, model.max_position) == (True, "bfloat16", 8192)
     assert (model.eos_token_ids, model.bos_token_id) == ((2,), 1)
     assert not (model.attention_bias)
@@ -76,7 +76,7 @@ def test_defaults_of_missing_keys():
     model = parse(
         **dict.fromkeys((*keys, "eos_token_id", "bos_token_id", "max_position_embeddings", "hidden_act"), ...)
     )
-    assert (model.num_kv_heads, model.rms_eps, model.rope_theta, model.tie_embeddings) == (9, 1e-6, 10000.0, False)
+    assert (model.num_kv_heads, model.rms_eps, model.ropes[0].theta, model.tie_embeddings) == (9, 1e-6, 10000.0, False)
     assert (model.checkpoint_dtype, model.eos_token_ids, model.bos_token_id, model.max_position) == (
         "float32",
         (),
@@ -118,12 +118,12 @@ def test_llama3_does_not_extend_the_stated_length():
 
 def test_yarn():
     model = parse(rope_scaling=YARN, max_position_embeddings=32768)
-    assert (model.rope_scaling.kind, model.rope_scaling.factor, model.rope_scaling.original_max_len) == (
+    assert (model.ropes[0].scaling.kind, model.ropes[0].scaling.factor, model.ropes[0].scaling.original_max_len) == (
         "yarn",
         4.0,
         32768,
     )
-    assert (model.rope_scaling.beta_fast, model.rope_scaling.beta_slow, model.rope_scaling.truncate) == (
+    assert (model.ropes[0].scaling.beta_fast, model.ropes[0].scaling.beta_slow, model.ropes[0].scaling.truncate) == (
         32.0,
         1.0,
         True,
@@ -219,7 +219,23 @@ def test_a_mistral_window_as_long_as_the_model_is_full_attention():
     assert parse(architectures=["MistralForCausalLM"], sliding_window=None).num_layers == 30
 
 
-KEYS = sorted({*BASE, *LLAMA3, *YARN, "rope_scaling", "rope_parameters", "layer_types", "sliding_window", "head_dim"})
+FAMILY_KEYS = (
+    "moe_layers", "mlp_only_layers", "no_rope_layers", "num_experts", "attention_chunk_size", "num_experts_per_tok",
+    "sliding_window_pattern", "query_pre_attn_scalar", "hidden_activation", "partial_rotary_factor", "full_attention",
+)  # fmt: skip
+KEYS = sorted(
+    {
+        *BASE,
+        *LLAMA3,
+        *YARN,
+        *FAMILY_KEYS,
+        "rope_scaling",
+        "rope_parameters",
+        "layer_types",
+        "sliding_window",
+        "head_dim",
+    }
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),

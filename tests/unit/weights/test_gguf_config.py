@@ -50,7 +50,7 @@ def test_smollm_becomes_the_published_configuration(smollm_path: Path) -> None:
         30,
     )
     assert (decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.max_position) == (9, 3, 64, 8192)
-    assert (decoder.rope_theta, decoder.tie_embeddings, decoder.eos_token_ids, decoder.bos_token_id) == (
+    assert (decoder.ropes[0].theta, decoder.tie_embeddings, decoder.eos_token_ids, decoder.bos_token_id) == (
         100000.0,
         True,
         (2,),
@@ -96,11 +96,11 @@ def test_several_end_tokens(write_gguf: Callable[..., Path]) -> None:
 
 def test_linear_and_yarn_scaling(write_gguf: Callable[..., Path]) -> None:
     linear = mapped(write_gguf, rope__scaling__type="linear", rope__scaling__factor=2.0)
-    assert parse_decoder(linear).rope_scaling.kind == "linear"
+    assert parse_decoder(linear).ropes[0].scaling.kind == "linear"
     yarn = mapped(
         write_gguf, rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=1024
     )
-    scaling = parse_decoder(yarn).rope_scaling
+    scaling = parse_decoder(yarn).ropes[0].scaling
     assert (scaling.kind, scaling.factor, scaling.original_max_len, scaling.attention_factor) == (
         "yarn",
         4.0,
@@ -134,7 +134,7 @@ def test_the_llama3_table_is_recognised(write_gguf: Callable[..., Path], factor:
     config = mapped(
         write_gguf, tensors=tensors, rope__freq_base=500000.0, attention__key_length=64, attention__value_length=64
     )
-    scaling = parse_decoder(config).rope_scaling
+    scaling = parse_decoder(config).ropes[0].scaling
     assert scaling.kind == "llama3"
     assert scaling.factor == pytest.approx(factor, rel=1e-5)
     assert (scaling.original_max_len, scaling.low_freq_factor, scaling.high_freq_factor) == (8192, 1.0, 4.0)

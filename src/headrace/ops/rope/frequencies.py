@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.base.errors import UnsupportedModelError
-from headrace.config.decoder import RopeScaling, yarn_attention_factor
+from headrace.config.rope import RopeScaling, yarn_attention_factor
 
 
 def inverse_frequencies(theta: float, dim: int, scaling: RopeScaling) -> tuple[Tensor, float]:
