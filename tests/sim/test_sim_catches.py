@@ -45,8 +45,8 @@ def plant_published_one_token_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_salt_forgotten(patch: pytest.MonkeyPatch) -> None:
-    def wrong(hashes: list[bytes], token_ids: Sequence[int], block_tokens: int, *, salt: str | None = None) -> None:
-        extend_block_hashes(hashes, token_ids, block_tokens, salt=None)
+    def wrong(hashes: list[bytes], token_ids: Sequence[int], block_tokens: int, **given: object) -> None:
+        extend_block_hashes(hashes, token_ids, block_tokens)
 
     patch.setattr(coordinator, "extend_block_hashes", wrong)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ContextLengthError, NeverFitsError, RequestError
 from headrace.base.ids import RequestId
-from headrace.kv.prefix_hash import block_hashes
+from headrace.kv.prefix_hash import HashExtras, block_hashes
 from headrace.types.requests import EngineRequest
 from headrace.types.sampling import SamplingParams, is_unicode
 from headrace.types.wire import CoreReady
@@ -93,7 +93,7 @@ class InputProcessor:
         if cache_salt is not None and not (isinstance(cache_salt, str) and is_unicode(cache_salt)):
             raise RequestError("cache_salt must be a string of valid Unicode (no lone surrogates)", param="cache_salt")
         # One implementation of the hash serves both ends.
-        hashes = block_hashes(token_ids, self._ready.block_tokens, salt=cache_salt)
+        hashes = block_hashes(token_ids, self._ready.block_tokens, extras=HashExtras(salt=cache_salt))
         seed = secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed
         requests = [
             EngineRequest(

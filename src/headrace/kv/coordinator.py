@@ -13,7 +13,7 @@ from headrace.base.errors import invariant
 from headrace.base.ids import BlockId
 from headrace.kv.events import KvEvent
 from headrace.kv.groups import CacheGroup, make_group
-from headrace.kv.prefix_hash import extend_block_hashes
+from headrace.kv.prefix_hash import HashExtras, extend_block_hashes
 from headrace.types.cache_specs import KvLayout
 
 _NEVER_TOKENS = 1 << 62
@@ -104,7 +104,7 @@ class KvCoordinator:
         """
         if not self._caching:
             return self.no_hit()
-        extend_block_hashes(sequence.hashes, token_ids, self.hash_tokens, salt=sequence.salt)
+        extend_block_hashes(sequence.hashes, token_ids, self.hash_tokens, extras=HashExtras(salt=sequence.salt))
         tokens = self._align(len(token_ids) - 1)
         while tokens:
             tables: list[list[BlockId]] = []
@@ -213,7 +213,7 @@ class KvCoordinator:
         Mutates: ``sequence``, the pools.
         """
         if self._caching:
-            extend_block_hashes(sequence.hashes, token_ids, self.hash_tokens, salt=sequence.salt)
+            extend_block_hashes(sequence.hashes, token_ids, self.hash_tokens, extras=HashExtras(salt=sequence.salt))
             for index in range(len(self.groups)):
                 self._publish(index, sequence, token_ids, computed_tokens)
         for index in self._freeing_groups:

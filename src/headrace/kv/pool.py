@@ -165,7 +165,7 @@ class BlockPool:
         self._blocks_of[block_hash] = [block]
         if self._record_events:
             tokens = list(token_ids)
-            self._events.append(BlockStored(self._group, block_hash, parent_hash, tokens, len(tokens)))
+            self._events.append(BlockStored(self._group, "full", block_hash, parent_hash, tokens, len(tokens)))
 
     def forget(self, block_hash: bytes) -> None:
         """Make every block with this content unhittable. Unknown hashes are ignored.

@@ -11,7 +11,7 @@ from collections import Counter
 from headrace.base.ids import RequestId
 from headrace.config.engine import SchedulerConfig
 from headrace.kv.budget import capacity_tokens
-from headrace.kv.prefix_hash import block_hashes
+from headrace.kv.prefix_hash import HashExtras, block_hashes
 from headrace.sim.actions import Action, ActionKind
 from headrace.sim.harness import Harness, SimSetup, sim_layout
 from headrace.sim.oracle import expected_output
@@ -89,7 +89,7 @@ class RequestSource:
             seed=1,
         )
         salt = rng.choice(self._salts)
-        hashes = block_hashes(prompt, self._hash_tokens, salt=salt)
+        hashes = block_hashes(prompt, self._hash_tokens, extras=HashExtras(salt=salt))
         self._made += 1
         source = EngineRequest(
             request_id=RequestId(f"r{self._made}"),

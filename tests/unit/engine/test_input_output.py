@@ -16,7 +16,7 @@ from headrace.engine.input_processor import InputProcessor, ProcessedPrompt
 from headrace.engine.output_processor import SequenceOutput
 from headrace.engine.request_output import CompletionOutput, OutputChunk
 from headrace.engine.text_parts import TextParts, load_text_parts
-from headrace.kv.prefix_hash import block_hashes
+from headrace.kv.prefix_hash import HashExtras, block_hashes
 from headrace.types.cache_specs import FullAttentionSpec, GroupLayout, KvLayout
 from headrace.types.error_records import record_of
 from headrace.types.outputs import FinishReason, RequestDelta
@@ -55,7 +55,7 @@ def test_requests_of_a_text(parts: TextParts) -> None:
     request = processed.requests[0]
     assert request.prompt_token_ids == list(prompt.encode())
     assert request.eos_token_ids == [EOS]
-    assert request.block_hashes == block_hashes(request.prompt_token_ids, 8, salt="tenant")
+    assert request.block_hashes == block_hashes(request.prompt_token_ids, 8, extras=HashExtras(salt="tenant"))
     assert len(request.block_hashes) == 2
 
 

@@ -185,8 +185,8 @@ def test_events_name_the_parent_and_the_tokens() -> None:
     computed(kv, TOKENS, 8)
     hashes = block_hashes(TOKENS[:8], 4)
     assert kv.take_events() == [
-        BlockStored(0, hashes[0], None, TOKENS[:4], 4),
-        BlockStored(0, hashes[1], hashes[0], TOKENS[4:8], 4),
+        BlockStored(0, "full", hashes[0], None, TOKENS[:4], 4),
+        BlockStored(0, "full", hashes[1], hashes[0], TOKENS[4:8], 4),
     ]
 
 

@@ -114,7 +114,7 @@ def test_one_hash_may_have_several_blocks_and_events_count_the_hash() -> None:
     pool.free(second)
     pool.forget(b"a")
     assert pool.find(b"a") is None
-    assert pool.take_events() == [BlockStored(GroupId(0), b"a", None, [97], 1), BlockRemoved(GroupId(0), b"a")]
+    assert pool.take_events() == [BlockStored(GroupId(0), "full", b"a", None, [97], 1), BlockRemoved(GroupId(0), b"a")]
     assert pool.take_events() == []
 
 
