@@ -101,6 +101,12 @@ class NeverFitsError(RequestError):
     code = "kv_cache_too_small"
 
 
+class MediaTooLargeError(RequestError):
+    """A media item needs more of the encoder than one step has; the message has the numbers."""
+
+    code = "media_too_large"
+
+
 class PayloadTooLargeError(RequestError):
     """The body of the HTTP request is above the limit."""
 
