@@ -152,3 +152,26 @@ def test_frequencies_match_transformers(scaling: RopeScaling) -> None:
     ours, factor = inverse_frequencies(theta, dim, scaling)
     torch.testing.assert_close(ours, theirs.inv_freq, rtol=1e-6, atol=0)
     assert factor == pytest.approx(theirs.attention_scaling, rel=1e-6)
+
+
+def test_gelu_mul() -> None:
+    x = torch.randn(7, 2 * 33) * 3
+    want = activation_reference.gelu_mul(x)
+    torch.testing.assert_close(activation.gelu_mul(x), want, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(activation.gelu_mul_invariant(x), want, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(want, torch.nn.functional.gelu(x[:, :33], approximate="tanh") * x[:, 33:])
+
+
+def test_rotation_of_the_front_of_a_head() -> None:
+    positions = torch.tensor([0, 5, 900])
+    frequencies, factor = inverse_frequencies(10000.0, 8, RopeScaling())
+    cos, sin = rope.RopeTable(frequencies, factor, torch.float32, torch.device("cpu")).rows(positions, 901)
+    x = torch.randn(3, 2, 20)
+    got = rope.rotate(x, cos, sin)
+    torch.testing.assert_close(got[..., :8], rope_reference.rotate(x[..., :8], positions, frequencies))
+    assert torch.equal(got[..., 8:], x[..., 8:])
+
+
+def test_unit_norm() -> None:
+    x = torch.randn(5, 3, 24)
+    torch.testing.assert_close(norm.unit_rms_norm(x, 1e-5), norm_reference.rms_norm(x, torch.ones(24), 1e-5))

@@ -31,6 +31,16 @@ def head_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], None, eps).mul_(weight)
 
 
+def unit_rms_norm(x: Tensor, eps: float) -> Tensor:
+    """Return the RMS norm over the last dimension without a weight.
+
+    Args:
+        x: [..., D].
+        eps: added to the mean square.
+    """
+    return F.rms_norm(x, x.shape[-1:], None, eps)
+
+
 class ShortRmsNorm:
     """RMS norm in four operators, for fp32 on CPUs, where torch's own takes nine: half the time for a few rows.
 

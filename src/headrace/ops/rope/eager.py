@@ -51,9 +51,12 @@ def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
 
     Args:
         x: [T, heads, D].
-        cos: [T, 1, D].
-        signed_sin: [T, 1, D].
+        cos: [T, 1, R]; the first R elements of a head are rotated, the others stay.
+        signed_sin: [T, 1, R].
     """
-    half = x.shape[-1] // 2
+    turned = cos.shape[-1]
+    if turned < x.shape[-1]:
+        return torch.cat((rotate(x[..., :turned], cos, signed_sin), x[..., turned:]), dim=-1)
+    half = turned // 2
     swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
     return swapped.mul_(signed_sin).add_(x * cos)

@@ -1,0 +1,1 @@
+"""Recurrent mixers: causal convolution and the gated delta rule."""
