@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headrace.base.errors import invariant
 from headrace.base.ids import BlockId, RequestId
 from headrace.kv.coordinator import Hit, KvCoordinator
+from headrace.kv.groups.base import NO_GROUP_HIT, GroupHit
 from headrace.sched.request import Request
 from headrace.tiers.connector import KvConnector
 from headrace.tiers.ledger import JobLedger
@@ -287,7 +288,7 @@ class RemoteGate:
         self._arrived.pop(request.request_id, None)
 
     def finished(self, request: Request) -> None:
-        """Note the end of a request in any state: blocks that it holds without a slot are released, a job keeps its own.
+        """Note the end of a request in any state: blocks that it holds without a slot are freed, a job keeps its own.
 
         Mutates: ``request.kv``, the pools.
         """
@@ -335,10 +336,10 @@ class RemoteGate:
         Tables are cut at whole blocks, places without a block stay; no block is left to be copied, and no recurrent
         state: the load brings the one of its end. Only such a group may be shorter than ``tokens``.
         """
-        parts = []
+        parts: list[GroupHit] = []
         for part, layout, kind in zip(hit.parts, self._groups, self._kinds, strict=True):
             if kind == "recurrent":
-                parts.append(replace(part, tokens=0, table=[], tail=None))
+                parts.append(NO_GROUP_HIT)
             elif kind == "cross":
                 parts.append(part)
             else:
@@ -348,14 +349,14 @@ class RemoteGate:
                     f"group {layout.group}: a hit of {len(part.table)} blocks of {layout.block_tokens} is cut to "
                     f"{tokens} tokens",
                 )
-                parts.append(replace(part, tokens=tokens, table=part.table[:blocks], tail=None))
+                parts.append(GroupHit(tokens, part.table[:blocks]))
         return Hit(tokens, parts, 0)
 
 
 def _targets(
     layout: GroupLayout, kind: str, table: Sequence[BlockId], start_tokens: int, end_tokens: int
 ) -> list[BlockId]:
-    """Return the blocks of a group that a load fills: the state, the blocks of the range, or none (an encoder's part)."""
+    """Return the blocks of a group that a load fills: the state, blocks of the range, or none (encoder part)."""
     if kind == "recurrent":
         return list(table)
     if kind == "cross":
