@@ -22,12 +22,18 @@ def _cache_of(*items: tuple[str, int], capacity: int = 10, budget: int = 100) ->
 def test_an_output_is_encoded_once_and_stays_while_idle() -> None:
     cache = EncoderCache(10, passing_rows=10)
     assert cache.allocate("r0", 0, "a", 4)
-    assert cache.fresh() == [("a", "r0", 0)] and cache.fresh_rows == 4
-    assert cache.close_plan() == [] and cache.fresh() == []
+    assert cache.fresh() == [("a", "r0", 0)]
+    assert cache.fresh_rows == 4
+    assert cache.close_plan() == []
+    assert cache.fresh() == []
     cache.release("r0", 0)
-    assert cache.has("a") and cache.used_rows == 0 and cache.free_rows == 10 and cache.resident_rows == 4
+    assert cache.has("a")
+    assert cache.used_rows == 0
+    assert cache.free_rows == 10
+    assert cache.resident_rows == 4
     assert not cache.allocate("r1", 0, "a", 4)
-    assert cache.fresh() == [] and cache.used_rows == 4
+    assert cache.fresh() == []
+    assert cache.used_rows == 4
 
 
 def test_the_check_changes_nothing_so_an_unscheduled_request_evicts_nothing() -> None:
@@ -35,9 +41,11 @@ def test_the_check_changes_nothing_so_an_unscheduled_request_evicts_nothing() ->
     # engine that evicts in its check loses both; even with its notices filtered by final state it must report b and
     # encode a again. Here nothing had to go.
     cache = _cache_of(("a", 5), ("b", 5))
-    assert cache.free_rows == 10 and cache.can_fit([("x", 6)])
+    assert cache.free_rows == 10
+    assert cache.can_fit([("x", 6)])
     assert not cache.allocate("r2", 0, "a", 5)
-    assert cache.close_plan() == [] and set(cache.identifiers) == {"a", "b"}
+    assert cache.close_plan() == []
+    assert set(cache.identifiers) == {"a", "b"}
     assert cache.free_rows == 5
     assert cache.close_plan() == []
 
@@ -48,7 +56,8 @@ def test_notices_tell_of_the_final_state() -> None:
     assert cache.allocate("r1", 0, "x", 4)
     assert not cache.allocate("r2", 0, "a", 5)
     assert cache.close_plan() == ["b"]
-    assert set(cache.identifiers) == {"a", "x"} and cache.free_rows == 1
+    assert set(cache.identifiers) == {"a", "x"}
+    assert cache.free_rows == 1
     assert cache.close_plan() == []
 
 
@@ -57,8 +66,10 @@ def test_a_row_taken_back_leaves_no_trace() -> None:
     cache.allocate("r1", 0, "x", 5)
     cache.allocate("r1", 1, "a", 5)
     cache.undo("r1")
-    assert not cache.has("x") and cache.used_rows == 0
-    assert cache.close_plan() == [] and set(cache.identifiers) == {"a", "b"}
+    assert not cache.has("x")
+    assert cache.used_rows == 0
+    assert cache.close_plan() == []
+    assert set(cache.identifiers) == {"a", "b"}
     # The look at a did not make it younger than b.
     cache.allocate("r2", 0, "y", 5)
     assert cache.close_plan() == ["a"]
@@ -70,7 +81,8 @@ def test_undo_takes_back_this_plan_only() -> None:
     cache.close_plan()
     cache.allocate("r0", 1, "b", 3)
     cache.undo("r0")
-    assert cache.holds("r0", 0) and not cache.holds("r0", 1)
+    assert cache.holds("r0", 0)
+    assert not cache.holds("r0", 1)
     cache.undo("r0")
     assert cache.used_rows == 3
 
@@ -80,8 +92,10 @@ def test_the_next_owner_brings_an_item_whose_first_owner_lost_its_row() -> None:
     assert cache.allocate("r0", 2, "a", 3)
     assert not cache.allocate("r1", 0, "a", 3)
     cache.undo("r0")
-    assert cache.fresh() == [("a", "r1", 0)] and cache.fresh_rows == 3
-    assert cache.close_plan() == [] and cache.has("a")
+    assert cache.fresh() == [("a", "r1", 0)]
+    assert cache.fresh_rows == 3
+    assert cache.close_plan() == []
+    assert cache.has("a")
 
 
 def test_the_same_image_twice_goes_with_its_last_occurrence() -> None:
@@ -91,9 +105,11 @@ def test_the_same_image_twice_goes_with_its_last_occurrence() -> None:
     assert cache.used_rows == 4
     cache.close_plan()
     cache.release("r0", 0)
-    assert cache.used_rows == 4 and not cache.can_fit([("b", 1)])
+    assert cache.used_rows == 4
+    assert not cache.can_fit([("b", 1)])
     cache.release("r0", 1)
-    assert cache.used_rows == 0 and cache.can_fit([("b", 1)])
+    assert cache.used_rows == 0
+    assert cache.can_fit([("b", 1)])
 
 
 def test_items_asked_for_together_are_counted_together() -> None:
@@ -102,7 +118,8 @@ def test_items_asked_for_together_are_counted_together() -> None:
     assert cache.can_fit([("c", 5), ("c", 5), ("a", 5)])
     assert not cache.can_fit([("c", 5), ("a", 5), ("b", 5)])
     cache.allocate("r1", 0, "a", 5)
-    assert cache.can_fit([("a", 5), ("c", 5)]) and not cache.can_fit([("c", 6)])
+    assert cache.can_fit([("a", 5), ("c", 5)])
+    assert not cache.can_fit([("c", 6)])
 
 
 def test_idle_outputs_go_oldest_first_and_only_as_far_as_needed() -> None:
@@ -129,7 +146,8 @@ def test_an_item_larger_than_the_cache_passes_through() -> None:
     assert cache.can_fit([("big", 40)])
     assert cache.allocate("r1", 0, "big", 40)
     assert cache.used_rows == 0
-    assert cache.close_plan() == [] and not cache.holds("r1", 0)
+    assert cache.close_plan() == []
+    assert not cache.holds("r1", 0)
     # The next plan may use it once more without encoding; the one after that drops it.
     assert not cache.allocate("r1", 0, "big", 40)
     assert cache.close_plan() == []
@@ -141,9 +159,11 @@ def test_an_item_larger_than_the_cache_passes_through() -> None:
 def test_items_beside_the_cache_are_bounded_per_step() -> None:
     cache = EncoderCache(10, passing_rows=50)
     cache.allocate("r0", 0, "big", 40)
-    assert not cache.can_fit([("huge", 20)]) and cache.can_fit([("small", 10)])
+    assert not cache.can_fit([("huge", 20)])
+    assert cache.can_fit([("small", 10)])
     cache.close_plan()
-    assert not cache.can_fit([("big", 40), ("huge", 20)]) and cache.can_fit([("huge", 50)])
+    assert not cache.can_fit([("big", 40), ("huge", 20)])
+    assert cache.can_fit([("huge", 50)])
     cache.allocate("r1", 0, "huge", 20)
     assert cache.close_plan() == ["big"]
 
@@ -161,7 +181,9 @@ def test_release_all_covers_planned_and_older_uses() -> None:
     cache.close_plan()
     cache.allocate("r0", 1, "b", 3)
     cache.release_all("r0")
-    assert cache.used_rows == 0 and cache.has("a") and not cache.has("b")
+    assert cache.used_rows == 0
+    assert cache.has("a")
+    assert not cache.has("b")
     cache.release("r0", 0)
     cache.release("nobody", 7)
     assert cache.used_rows == 0
@@ -172,7 +194,8 @@ def test_reset_drops_what_nobody_holds_and_reports_it_once() -> None:
     cache.allocate("r1", 0, "b", 3)
     cache.close_plan()
     assert not cache.reset()
-    assert cache.close_plan() == ["a"] and cache.close_plan() == []
+    assert cache.close_plan() == ["a"]
+    assert cache.close_plan() == []
     cache.release("r1", 0)
     assert cache.reset()
     assert cache.allocate("r2", 0, "b", 3)
@@ -187,11 +210,13 @@ def test_an_output_of_a_failed_owner_is_not_shared_any_more() -> None:
     cache.close_plan()
     cache.distrust("r0")
     cache.release_all("r0")
-    assert not cache.has("a") and cache.used_rows == 3
+    assert not cache.has("a")
+    assert cache.used_rows == 3
     assert cache.allocate("r2", 0, "a", 3)
     assert cache.close_plan() == []
     cache.release("r1", 0)
-    assert cache.close_plan() == [] and cache.has("a")
+    assert cache.close_plan() == []
+    assert cache.has("a")
     cache.distrust("r2")
     cache.release_all("r2")
     assert cache.close_plan() == ["a"]
@@ -235,7 +260,8 @@ def test_random_plans_never_miss_an_output_and_stay_within_memory(seed: int) -> 
         worker.run(cache.close_plan(), encodes, reads)
         assert set(cache.identifiers) == set(worker.rows)
         kept = sum(rows for rows in worker.rows.values() if rows <= capacity)
-        assert kept <= capacity and sum(worker.rows.values()) - kept <= budget
+        assert kept <= capacity
+        assert sum(worker.rows.values()) - kept <= budget
         for owner, uses in taken.items():
             held.update({(owner, use): name for use, name in uses.items() if sizes[name] <= capacity})
         for owner, use in list(held):

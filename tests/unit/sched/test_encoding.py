@@ -40,7 +40,8 @@ def test_touching_one_position_costs_the_whole_item() -> None:
     gate.take("r", 3, [A, B], fit)
     assert gate.cache.used_rows == 20
     work = gate.close_step()
-    assert work.encodes == [EncodeItem(3, "r", 0, "a")] and work.frees == []
+    assert work.encodes == [EncodeItem(3, "r", 0, "a")]
+    assert work.frees == []
     # The next chunk of the same item costs nothing.
     assert gate.fit("r", [A, B], 11, 19) == EncoderFit(19)
 
@@ -56,7 +57,8 @@ def test_asking_changes_nothing() -> None:
     gate = EncoderGate(cache_rows=100, budget_rows=40)
     for _ in range(3):
         assert gate.fit("r", [A, B], 0, 100) == EncoderFit(100, (0, 1))
-    assert gate.cache.used_rows == 0 and gate.close_step().encodes == []
+    assert gate.cache.used_rows == 0
+    assert gate.close_step().encodes == []
 
 
 def test_the_budget_is_shared_by_the_requests_of_a_step_and_new_in_the_next() -> None:
@@ -116,11 +118,14 @@ def test_a_request_is_taken_back_and_released() -> None:
     gate.close_step()
     gate.take("r", 0, [A, B], gate.fit("r", [A, B], 30, 30))
     gate.undo("r")
-    assert gate.cache.used_rows == 20 and gate.close_step().encodes == []
+    assert gate.cache.used_rows == 20
+    assert gate.close_step().encodes == []
     gate.take("r", 0, [A, B], gate.fit("r", [A, B], 30, 30))
     gate.release("r")
     work = gate.close_step()
-    assert work.encodes == [] and gate.cache.used_rows == 0 and gate.cache.identifiers == ["a"]
+    assert work.encodes == []
+    assert gate.cache.used_rows == 0
+    assert gate.cache.identifiers == ["a"]
 
 
 def test_an_item_of_a_victim_is_brought_by_the_other_request() -> None:
@@ -181,14 +186,16 @@ def test_an_item_larger_than_the_cache_is_encoded_and_dropped() -> None:
     gate = EncoderGate(cache_rows=10, budget_rows=30)
     gate.take("r", 0, big, gate.fit("r", big, 0, 30))
     assert [item.identifier for item in gate.close_step().encodes] == ["big"]
-    assert gate.close_step().frees == ["big"] and gate.cache.resident_rows == 0
+    assert gate.close_step().frees == ["big"]
+    assert gate.cache.resident_rows == 0
 
 
 def test_an_item_larger_than_a_step_is_refused_with_the_numbers() -> None:
     gate = EncoderGate(cache_rows=100, budget_rows=19)
     with pytest.raises(MediaTooLargeError, match="20 encoder rows and a step encodes at most 19") as caught:
         gate.check([A], 100)
-    assert caught.value.http_status == 400 and caught.value.param == "media"
+    assert caught.value.http_status == 400
+    assert caught.value.param == "media"
 
 
 @pytest.mark.parametrize(
