@@ -1,7 +1,8 @@
 """How far a row may go before encoder outputs limit it, and which encoders a plan runs.
 
 A row needs the output of every media item that it touches, whole items only. It is cut before the first item that does
-not fit into this step. Must not plan rows or own blocks; the scheduler asks, and takes what it really plans.
+not fit into this step. An item without prompt positions feeds cross attention: the first row of a request's stay in its
+slot needs it, and no other, because what is made of it lies in KV blocks then. Must not plan rows or own blocks; the scheduler asks, and takes what it really plans.
 
 Why no request is stuck for ever: an item larger than a whole step's budget is refused at the door; one larger than the
 cache is encoded beside it for the step that uses it; and an item is given up at the latest when its request stands at
@@ -68,6 +69,9 @@ class EncoderGate:
         self._budget_rows = budget_rows
         self._lookahead_tokens = lookahead_tokens
         self._slots: dict[RequestId, Slot] = {}
+        # Requests whose first row is planned; those of the step being planned apart, for `undo`.
+        self._begun: set[RequestId] = set()
+        self._beginning: set[RequestId] = set()
 
     def check(self, media: Sequence[MediaSpan], prompt_tokens: int) -> None:
         """Refuse media that can never run, or that do not belong to the prompt.
@@ -82,14 +86,15 @@ class EncoderGate:
         """
         end = 0
         for index, span in enumerate(media):
-            if span.start < end or span.tokens < 1 or span.rows < 1 or span.start + span.tokens > prompt_tokens:
+            out_of_place = span.start < end or span.start + span.tokens > prompt_tokens
+            if span.tokens < 0 or span.rows < 1 or (span.tokens and out_of_place):
                 raise RequestError(
                     f"media item {index} covers prompt positions {span.start} to {span.start + span.tokens - 1} with "
                     f"{span.rows} rows; items must be in order, not overlap, not be empty and lie within the "
                     f"{prompt_tokens} prompt tokens",
                     param="media",
                 )
-            end = span.start + span.tokens
+            end = max(end, span.start + span.tokens) if span.tokens else end
             if span.rows > self._budget_rows:
                 raise MediaTooLargeError(
                     f"media item {index} has {span.rows} encoder rows and a step encodes at most {self._budget_rows}: "
@@ -112,14 +117,12 @@ class EncoderGate:
         wanted: dict[str, int] = {}
         items: list[int] = []
         for index, span in enumerate(media):
-            if span.start >= start + tokens:
-                break
-            if span.start + span.tokens <= start or self.cache.holds(request_id, index):
+            if self.cache.holds(request_id, index) or not self._needs(request_id, span, start, tokens):
                 continue
             rows = 0 if self.cache.has(span.identifier) or span.identifier in wanted else span.rows
             wanted.setdefault(span.identifier, span.rows)
             if rows > budget_rows or not self.cache.can_fit(wanted.items()):
-                return EncoderFit(max(0, span.start - start), tuple(items))
+                return EncoderFit(max(0, span.start - start) if span.tokens else 0, tuple(items))
             budget_rows -= rows
             items.append(index)
         return EncoderFit(tokens, tuple(items))
@@ -137,6 +140,9 @@ class EncoderGate:
         """
         invariant(fit.tokens > 0, f"request {request_id} has no row to encode for")
         self._slots[request_id] = slot
+        if request_id not in self._begun:
+            self._begun.add(request_id)
+            self._beginning.add(request_id)
         for index in fit.items:
             self.cache.allocate(request_id, index, media[index].identifier, media[index].rows)
 
@@ -146,6 +152,9 @@ class EncoderGate:
         Mutates: the cache.
         """
         self.cache.undo(request_id)
+        if request_id in self._beginning:
+            self._beginning.remove(request_id)
+            self._begun.remove(request_id)
 
     def advance(self, request_id: RequestId, media: Sequence[MediaSpan], computed_tokens: int) -> None:
         """Give up the items that the request has passed.
@@ -158,11 +167,10 @@ class EncoderGate:
         Mutates: the cache.
         """
         for index in self.cache.uses_of(request_id):
-            end = media[index].start + media[index].tokens
-            keep_until = end + self._lookahead_tokens
-            if index + 1 < len(media):
-                keep_until = min(keep_until, media[index + 1].start)
-            if computed_tokens >= keep_until:
+            span = media[index]
+            keep_until = span.start + span.tokens + self._lookahead_tokens
+            next_start = next((later.start for later in media[index + 1 :] if later.tokens), keep_until)
+            if not span.tokens or computed_tokens >= min(keep_until, next_start):
                 self.cache.release(request_id, index)
 
     def distrust(self, request_id: RequestId) -> None:
@@ -179,6 +187,8 @@ class EncoderGate:
         """
         self.cache.release_all(request_id)
         self._slots.pop(request_id, None)
+        self._begun.discard(request_id)
+        self._beginning.discard(request_id)
 
     def close_step(self) -> EncoderWork:
         """Return the encoder part of the finished plan and open the next step.
@@ -188,4 +198,10 @@ class EncoderGate:
         encodes = [
             EncodeItem(self._slots[owner], owner, use, identifier) for identifier, owner, use in self.cache.fresh()
         ]
+        self._beginning.clear()
         return EncoderWork(self.cache.close_plan(), encodes)
+
+    def _needs(self, request_id: RequestId, span: MediaSpan, start: int, tokens: int) -> bool:
+        if not span.tokens:
+            return request_id not in self._begun
+        return span.start < start + tokens and span.start + span.tokens > start

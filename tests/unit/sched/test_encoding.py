@@ -205,7 +205,7 @@ def test_an_item_larger_than_a_step_is_refused_with_the_numbers() -> None:
         [A, MediaSpan("b", 29, 5, 5)],
         [MediaSpan("a", 90, 20, 5)],
         [MediaSpan("a", -1, 5, 5)],
-        [MediaSpan("a", 0, 0, 5)],
+        [MediaSpan("a", 0, -1, 5)],
         [MediaSpan("a", 0, 5, 0)],
     ],
 )
@@ -227,3 +227,31 @@ def test_requests_that_compete_for_a_small_cache_all_finish() -> None:
         for name, spans in media.items():
             gate.advance(name, spans, done[name])
     assert set(done.values()) == {40}
+
+
+def test_an_item_without_positions_is_needed_by_the_first_row_of_a_stay_alone() -> None:
+    audio = [MediaSpan("audio", 0, 0, 30)]
+    gate = EncoderGate(cache_rows=30, budget_rows=30)
+    gate.check(audio, 4)
+    assert gate.fit("r", audio, 2, 2) == EncoderFit(2, (0,))
+    gate.take("r", 0, audio, gate.fit("r", audio, 2, 2))
+    gate.undo("r")
+    gate.take("r", 0, audio, gate.fit("r", audio, 2, 2))
+    assert [item.identifier for item in gate.close_step().encodes] == ["audio"]
+    assert gate.fit("r", audio, 4, 1) == EncoderFit(1)
+    gate.advance("r", audio, 4)
+    assert gate.cache.used_rows == 0
+    assert gate.fit("r", audio, 4, 1) == EncoderFit(1)
+    # After a preemption its blocks are gone, so a new stay begins with it again.
+    gate.release("r")
+    assert gate.fit("r", audio, 0, 5) == EncoderFit(5, (0,))
+
+
+def test_an_item_without_positions_that_does_not_fit_holds_the_row_back() -> None:
+    gate = EncoderGate(cache_rows=30, budget_rows=30)
+    gate.take("s", 1, [A], gate.fit("s", [A], 0, 40))
+    audio = [MediaSpan("audio", 0, 0, 30)]
+    assert gate.fit("r", audio, 0, 4) == EncoderFit(0)
+    gate.close_step()
+    gate.advance("s", [A], 40)
+    assert gate.fit("r", audio, 0, 4) == EncoderFit(4, (0,))
