@@ -2,7 +2,8 @@
 
 A row needs the output of every media item that it touches, whole items only. It is cut before the first item that does
 not fit into this step. An item without prompt positions feeds cross attention: the first row of a request's stay in its
-slot needs it, and no other, because what is made of it lies in KV blocks then. Must not plan rows or own blocks; the scheduler asks, and takes what it really plans.
+slot needs it, and no other, because what is made of it lies in KV blocks then. Must not plan rows or own blocks; the
+scheduler asks, and takes what it really plans.
 
 Why no request is stuck for ever: an item larger than a whole step's budget is refused at the door; one larger than the
 cache is encoded beside it for the step that uses it; and an item is given up at the latest when its request stands at
