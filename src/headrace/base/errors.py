@@ -175,7 +175,7 @@ class EngineUnavailableError(HeadraceError):
 
 
 class RequestTimeoutError(HeadraceError):
-    """The request lived longer than the server allows (``--request-timeout-s``)."""
+    """The request lived longer than it may: its own ``timeout``, or the server's ``--request-timeout-s``."""
 
     http_status = 504
     code = "request_timeout"

@@ -54,7 +54,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         bad_words_token_ids: token sequences of ``sampling.bad_words``.
         produced_token_ids: output tokens of an earlier life of this request (resubmission after a core crash). They
             count as output: towards max_tokens, penalties and seeds.
-        deadline_s: monotonic seconds at which it is ended with `DeadlineError`, or None.
+        deadline_s: monotonic seconds at which it is ended with `RequestTimeoutError`, or None.
         tenant: whose quota it counts towards, or None.
         adapter: digest of the adapter's content, or None for the base model.
         media: spans of the prompt that encoder outputs fill, in order, not overlapping.
