@@ -17,7 +17,8 @@ class Capability:
         head_dim_multiple: head dims must be a multiple of this.
         grouped_heads: query heads may share a KV head.
         causal: causal attention.
-        sliding_window: windowed attention.
+        sliding_window: a position reads a window before it.
+        chunked_local: a position reads its own chunk.
         sinks: one sink logit a head.
         soft_cap: capped scores.
         batch_invariant: a row's bits do not depend on the rest of the batch, on chunking or on cache hits.
@@ -33,6 +34,7 @@ class Capability:
     grouped_heads: bool = False
     causal: bool = False
     sliding_window: bool = False
+    chunked_local: bool = False
     sinks: bool = False
     soft_cap: bool = False
     batch_invariant: bool = False
@@ -47,6 +49,10 @@ TORCH_EXACT = Capability(
     max_head_dim=1024,
     grouped_heads=True,
     causal=True,
+    sliding_window=True,
+    chunked_local=True,
+    sinks=True,
+    soft_cap=True,
     batch_invariant=True,
     priority=10,
 )
@@ -58,6 +64,10 @@ TORCH_SDPA = Capability(
     max_head_dim=1024,
     grouped_heads=True,
     causal=True,
+    sliding_window=True,
+    chunked_local=True,
+    sinks=True,
+    soft_cap=True,
     priority=20,
 )
 

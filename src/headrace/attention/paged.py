@@ -1,48 +1,34 @@
-"""What the backends that gather from block memory have in common: owning it, and knowing whether a value is not finite.
-
-Must not compute attention.
-"""
+"""What the backends that gather from block memory have in common. Must not know how rows are batched."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
-from headrace.attention.contract import LayerKv
-from headrace.attention.memory import BlockMemory
-from headrace.base.errors import InvariantError, invariant
-from headrace.types.cache_specs import GroupLayout
+from headrace.attention.contract import Scoring
 
 
-class PagedBackend:
-    """Owner of one group's block memory; the backends add how they attend."""
+def scored_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
+    """Attend with a cap on the scores or with sinks, in fp32: what `scaled_dot_product_attention` does not offer.
 
-    name = ""
+    Args:
+        q: [..., kv_heads, group, n, D]; a KV head's query heads stand beside it.
+        k: [..., kv_heads, 1, S, D].
+        v: [..., kv_heads, 1, S, D].
+        mask: broadcast to [..., kv_heads, group, n, S]; 0 or -inf; every query sees at least one key.
+        scoring: scale, cap and sinks.
 
-    def __init__(self) -> None:
-        self._memory: BlockMemory | None = None
-        self._finite = True
-
-    def allocate(self, group: GroupLayout, dtype: torch.dtype, device: torch.device) -> dict[int, LayerKv]:
-        """See `AttentionBackend.allocate`."""
-        invariant(self._memory is None, f"{self.name} serves one group")
-        self._memory = BlockMemory(group, dtype, device)
-        # On a GPU nobody looks at the values (that would be a synchronisation), so assume the worst.
-        self._finite = device.type == "cpu"
-        return self._memory.layer_kv()
-
-    def release(self) -> None:
-        """See `AttentionBackend.release`."""
-        self._memory = None
-
-    def observe(self, hidden: Tensor) -> None:
-        """See `AttentionBackend.observe`."""
-        if self._finite and not math.isfinite(hidden.sum().item()):
-            self._finite = bool(torch.isfinite(hidden).all().item())
-
-    def _require_memory(self) -> BlockMemory:
-        if self._memory is None:
-            raise InvariantError("attention memory is not allocated")
-        return self._memory
+    Returns:
+        [..., kv_heads, group, n, D] in the type of ``v``.
+    """
+    scores = torch.matmul(q.float(), k.float().transpose(-1, -2)).mul_(scoring.scale)
+    if scoring.soft_cap is not None:
+        scores = scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
+    scores = scores.add_(mask)
+    if scoring.sinks is not None:
+        kv_heads, group, n, _ = scores.shape[-4:]
+        sinks = scoring.sinks.float().view(kv_heads, group, 1, 1).expand(*scores.shape[:-4], -1, -1, n, 1)
+        weights = torch.cat((scores, sinks), dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        weights = scores.softmax(dim=-1)
+    return torch.matmul(weights, v.float()).to(v.dtype)

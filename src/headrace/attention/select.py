@@ -5,15 +5,48 @@ Must not import torch when choosing, and must not look at the machine: the calle
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.attention.capability import BACKENDS, Capability
-from headrace.base.errors import ConfigError
+from headrace.base.errors import ConfigError, InvariantError, UnsupportedModelError
+from headrace.types.cache_specs import (
+    CacheSpec,
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    LayerCache,
+    NoCacheSpec,
+    RecurrentSpec,
+    SharedSpec,
+    SlidingWindowSpec,
+    kind_of,
+)
 
 if TYPE_CHECKING:
     from headrace.attention.contract import AttentionBackend
+    from headrace.attention.memory import BlockMemory
+
+KeyValueSpec = FullAttentionSpec | SlidingWindowSpec | ChunkedLocalSpec
+
+
+@dataclass(frozen=True)
+class AttentionNeed:
+    """What a layer's attention needs beyond what its cache spec says, on this rank.
+
+    Attributes:
+        layer_index: of the layer.
+        heads: query heads.
+        soft_cap: scores are capped.
+        sinks: heads have sink logits.
+        part: of the layer's cache declaration.
+    """
+
+    layer_index: int
+    heads: int
+    soft_cap: bool = False
+    sinks: bool = False
+    part: str = "kv"
 
 
 @dataclass(frozen=True)
@@ -29,6 +62,7 @@ class AttentionRequest:
         kv_heads: KV heads on this rank.
         batch_invariant: the answer's bits must not depend on the rest of the batch.
         sliding_window: needed.
+        chunked_local: needed.
         sinks: needed.
         soft_cap: needed.
         graphs: needed.
@@ -42,9 +76,27 @@ class AttentionRequest:
     kv_heads: int
     batch_invariant: bool = False
     sliding_window: bool = False
+    chunked_local: bool = False
     sinks: bool = False
     soft_cap: bool = False
     graphs: bool = False
+
+
+@dataclass(frozen=True)
+class CommonNeeds:
+    """What all attention layers of a model need alike; see `AttentionRequest`.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        dtype: of activations, by name.
+        cache_dtype: of keys and values, by name.
+        batch_invariant: needed.
+    """
+
+    device: str
+    dtype: str
+    cache_dtype: str
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +128,7 @@ def refusal(request: AttentionRequest, capability: Capability) -> str | None:
         (request.heads == request.kv_heads or capability.grouped_heads, "no grouped query heads"),
         (capability.causal, "not causal"),
         (not request.sliding_window or capability.sliding_window, "no sliding window"),
+        (not request.chunked_local or capability.chunked_local, "no chunked local attention"),
         (not request.sinks or capability.sinks, "no sinks"),
         (not request.soft_cap or capability.soft_cap, "no soft cap"),
         (not request.graphs or capability.graphs, "cannot be captured in a graph"),
@@ -127,8 +180,59 @@ def select(
     return Selection(best, f"fits, with the highest priority ({records[best].priority})", refused)
 
 
-def load_backend(name: str) -> AttentionBackend:
-    """Return a new backend by name; imports torch.
+def select_by_spec(
+    caches: Sequence[LayerCache], needs: Sequence[AttentionNeed], common: CommonNeeds, *, wanted: str = "auto"
+) -> dict[CacheSpec, Selection]:
+    """Choose a backend for each cache spec, so for each group: masks and head dims differ between them.
+
+    Args:
+        caches: what the model's layers declare.
+        needs: what their attention needs beyond that.
+        common: the same for all layers.
+        wanted: "auto", or the only backend to take.
+
+    Returns:
+        One choice for each spec that holds keys and values; recurrent specs need none.
+
+    Raises:
+        UnsupportedModelError: a kind of cache that no backend here serves yet.
+        ConfigError: nothing fits a group; the message has every reason.
+    """
+    keys: dict[tuple[int, str], CacheSpec] = {(cache.layer_index, cache.part): cache.spec for cache in caches}
+    by_spec: dict[KeyValueSpec, list[AttentionNeed]] = {}
+    for cache in caches:
+        if isinstance(cache.spec, KeyValueSpec):
+            by_spec.setdefault(cache.spec, [])
+        elif not isinstance(cache.spec, RecurrentSpec | SharedSpec | NoCacheSpec):
+            raise UnsupportedModelError(f"no attention backend serves {kind_of(cache.spec)} caches yet")
+    for need in needs:
+        spec = keys[need.layer_index, need.part]
+        if isinstance(spec, SharedSpec):
+            spec = keys[spec.source_layer, need.part]
+        if not isinstance(spec, KeyValueSpec):
+            raise InvariantError(f"layer {need.layer_index} asks for attention over a {kind_of(spec)} cache")
+        by_spec[spec].append(need)
+    return {spec: select(_request(spec, found, common), wanted=wanted) for spec, found in by_spec.items()}
+
+
+def _request(spec: KeyValueSpec, needs: list[AttentionNeed], common: CommonNeeds) -> AttentionRequest:
+    return AttentionRequest(
+        device=common.device,
+        dtype=common.dtype,
+        cache_dtype=common.cache_dtype,
+        head_dim=spec.key_dim,
+        heads=max((need.heads for need in needs), default=spec.kv_heads),
+        kv_heads=spec.kv_heads,
+        batch_invariant=common.batch_invariant,
+        sliding_window=isinstance(spec, SlidingWindowSpec),
+        chunked_local=isinstance(spec, ChunkedLocalSpec),
+        sinks=any(need.sinks for need in needs),
+        soft_cap=any(need.soft_cap for need in needs),
+    )
+
+
+def load_backend(name: str, memory: BlockMemory) -> AttentionBackend:
+    """Return a new backend by name over the memory of a group; imports torch.
 
     Raises:
         ConfigError: unknown name.
@@ -136,9 +240,9 @@ def load_backend(name: str) -> AttentionBackend:
     if name == "torch_exact":
         from headrace.attention.torch_exact import TorchExact
 
-        return TorchExact()
+        return TorchExact(memory)
     if name == "torch_sdpa":
         from headrace.attention.torch_sdpa import TorchSdpa
 
-        return TorchSdpa()
+        return TorchSdpa(memory)
     raise ConfigError(f"unknown attention backend {name!r}; known: {', '.join(BACKENDS)}", param="attention_backend")

@@ -1,8 +1,8 @@
 """Fast attention from torch's operators: gather blocks, then scaled_dot_product_attention.
 
 Decode rows go together, in buckets of similar length; the query heads of a group stand as query rows, so that a key
-is read once for all of them (``enable_gqa`` would expand the keys). Rows of several tokens go one by one with a
-causal mask. Not batch-invariant.
+is read once for all of them (``enable_gqa`` would expand the keys). Rows of several tokens go one by one, in pieces
+that read no more keys than they see. Not batch-invariant.
 """
 
 from __future__ import annotations
@@ -10,34 +10,54 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.attention.capability import TORCH_SDPA
-from headrace.attention.contract import LayerKv, RowBatch
-from headrace.attention.memory import BlockMemory
-from headrace.attention.paged import PagedBackend
+from headrace.attention.contract import Ints, RowBatch, Scoring
+from headrace.attention.memory import BlockMemory, Read
+from headrace.attention.paged import scored_attention
 
 _BUCKET_SLACK = 1.5
 _BUCKET_FLOOR_BLOCKS = 8
+_PIECE_TOKENS = 512
 
 
 @dataclass
 class DecodeBucket:
-    """Decode rows of similar length.
+    """Decode rows that read similarly many blocks.
 
     Attributes:
         places: [B] index of each row among the T tokens, or None if these are all T in order.
-        rows: per layer, what to gather.
+        read: what to gather.
         mask: [B, 1, 1, S], 0 or -inf.
-        size: B.
     """
 
     places: Tensor | None
-    rows: list[Tensor]
+    read: Read
     mask: Tensor
-    size: int
+
+
+@dataclass
+class Piece:
+    """Consecutive query tokens of a row and the keys that they see.
+
+    Attributes:
+        begin: first query among the row's tokens.
+        end: behind the last query.
+        key_begin: position of the first key.
+        key_end: behind the last key.
+        mask: [n, keys], 0 or -inf; None if queries and keys are the same tokens and each sees all before it.
+    """
+
+    begin: int
+    end: int
+    key_begin: int
+    key_end: int
+    mask: Tensor | None
 
 
 @dataclass
@@ -46,17 +66,21 @@ class PrefillRow:
 
     Attributes:
         first: index of its first token among T.
+        start: position of its first token.
         tokens: n.
-        length: start + n.
-        rows: per layer, what to gather; None if the row starts at 0 and needs nothing from the cache.
-        mask: [n, length], 0 or -inf; None if the row starts at 0.
+        fresh: True if it sees no key from before ``start``.
+        read: what to gather.
+        origin: position of the first gathered token.
+        pieces: all its tokens.
     """
 
     first: int
+    start: int
     tokens: int
-    length: int
-    rows: list[Tensor] | None
-    mask: Tensor | None
+    fresh: bool
+    read: Read
+    origin: int
+    pieces: list[Piece]
 
 
 @dataclass
@@ -64,143 +88,190 @@ class SdpaStep:
     """What `TorchSdpa` prepares once a step.
 
     Attributes:
-        rows: rows of the step.
-        longest_tokens: length of the longest row.
-        slots: per layer, where keys and where values go.
+        slots: where keys and where values go.
         buckets: decode rows.
         prefills: the others.
     """
 
-    rows: int
-    longest_tokens: int
-    slots: list[tuple[Tensor, Tensor]]
+    slots: tuple[Tensor, Tensor]
     buckets: list[DecodeBucket]
     prefills: list[PrefillRow]
 
 
-class TorchSdpa(PagedBackend):
-    """Backend "torch_sdpa"; see the module."""
+class TorchSdpa:
+    """Backend "torch_sdpa"; see the module.
+
+    Args:
+        memory: of the group.
+    """
 
     name = "torch_sdpa"
     capability = TORCH_SDPA
 
+    def __init__(self, memory: BlockMemory) -> None:
+        self._memory = memory
+
     def prepare(self, batch: RowBatch) -> SdpaStep:
         """See `AttentionBackend.prepare`."""
-        memory = self._require_memory()
-        lengths = [start + tokens for start, tokens in zip(batch.starts, batch.tokens, strict=True)]
-        firsts = [0]
-        for tokens in batch.tokens:
-            firsts.append(firsts[-1] + tokens)
-        decodes = [row for row, tokens in enumerate(batch.tokens) if tokens == 1]
-        prefills = [row for row, tokens in enumerate(batch.tokens) if tokens > 1]
-        buckets = [
-            self._bucket(memory, batch, rows, lengths, firsts)
-            for rows in split_by_length(decodes, lengths, memory.block_tokens)
-        ]
+        slots = self._memory.slot_rows(batch)
+        firsts = batch.tokens.cumsum() - batch.tokens
+        decodes = np.flatnonzero(batch.tokens == 1)
+        positions = batch.starts[decodes]
+        base = self._memory.reach.first(positions) // self._memory.block_tokens
+        blocks = positions // self._memory.block_tokens + 1 - base
         return SdpaStep(
-            rows=len(batch.tokens),
-            longest_tokens=max(lengths),
-            slots=memory.slot_rows(batch),
-            buckets=buckets,
-            prefills=[self._prefill(memory, batch, row, firsts[row]) for row in prefills],
+            slots=slots,
+            buckets=[
+                self._bucket(batch, decodes[members], base[members], int(blocks[members].max()), firsts)
+                for members in split_by_length(blocks)
+            ],
+            prefills=[self._prefill(batch, row, int(firsts[row])) for row in np.flatnonzero(batch.tokens > 1).tolist()],
         )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKv, step: SdpaStep, scale: float) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, place: int, prepared: SdpaStep, scoring: Scoring
+    ) -> Tensor:
         """See `AttentionBackend.forward`."""
-        memory = self._require_memory()
-        memory.write(step.slots[kv.place], k, v)
-        if len(step.buckets) == 1 and step.buckets[0].places is None:
-            return self._decode(memory, q, step.buckets[0], kv.place, scale)
+        if k is not None and v is not None:
+            self._memory.write(place, prepared.slots, k, v)
+        if len(prepared.buckets) == 1 and prepared.buckets[0].places is None:
+            return self._decode(q, prepared.buckets[0], place, scoring)
         out = torch.empty_like(q)
-        for bucket in step.buckets:
+        for bucket in prepared.buckets:
             places = bucket.places
-            picked = q if places is None else q.index_select(0, places)
-            attended = self._decode(memory, picked, bucket, kv.place, scale)
+            attended = self._decode(q if places is None else q.index_select(0, places), bucket, place, scoring)
             out.index_copy_(0, places, attended) if places is not None else out.copy_(attended)
-        for row in step.prefills:
+        for row in prepared.prefills:
             part = slice(row.first, row.first + row.tokens)
-            out[part] = self._attend_prefill(memory, q[part], k[part], v[part], row, kv.place, scale)
+            own = (k[part], v[part]) if row.fresh and k is not None and v is not None else None
+            out[part] = self._attend_row(q[part], own, row, place, scoring)
         return out
 
-    def _decode(self, memory: BlockMemory, q: Tensor, bucket: DecodeBucket, place: int, scale: float) -> Tensor:
-        keys, values = memory.gather(bucket.rows[place], bucket.size)
-        if not self._finite:
-            hidden = (bucket.mask != 0).view(bucket.size, -1, 1, 1)
-            keys, values = keys.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
-        grouped = q.view(bucket.size, memory.heads, -1, memory.dim).to(memory.dtype)
-        out = F.scaled_dot_product_attention(
-            grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=bucket.mask, scale=scale
-        )
+    def _decode(self, q: Tensor, bucket: DecodeBucket, place: int, scoring: Scoring) -> Tensor:
+        memory, size = self._memory, bucket.read.tables
+        keys, values = memory.gather(place, bucket.read).transpose(2, 3).unbind(0)
+        grouped = q.view(size, memory.heads, -1, memory.dim).to(memory.dtype)
+        if scoring.plain:
+            out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=bucket.mask, scale=scoring.scale)
+        else:
+            mask = bucket.mask[:, None]
+            out = scored_attention(grouped[..., None, :], keys[:, :, None], values[:, :, None], mask, scoring)
         return out.reshape(q.shape).to(q.dtype)
 
-    def _attend_prefill(
-        self, memory: BlockMemory, q: Tensor, k: Tensor, v: Tensor, row: PrefillRow, place: int, scale: float
+    def _attend_row(
+        self, q: Tensor, own: tuple[Tensor, Tensor] | None, row: PrefillRow, place: int, scoring: Scoring
     ) -> Tensor:
-        if row.rows is not None:
-            gathered = memory.gather(row.rows[place], 1)
-            k, v = gathered[0, 0, : row.length], gathered[1, 0, : row.length]
-            q = q.to(memory.dtype)
         n, heads, dim = q.shape
-        group = heads // memory.heads
-        grouped = q.view(n, memory.heads, group, dim).permute(1, 2, 0, 3)
-        keys = k.transpose(0, 1)[:, None].expand(-1, group, -1, -1)
-        values = v.transpose(0, 1)[:, None].expand(-1, group, -1, -1)
-        causal = row.mask is None
-        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=row.mask, is_causal=causal, scale=scale)
+        if own is None:
+            k, v = self._memory.gather(place, row.read)[:, 0].unbind(0)
+            origin, cast = row.origin, q.to(self._memory.dtype)
+        else:
+            k, v = own
+            origin, cast = row.start, q
+        group = heads // self._memory.heads
+        grouped = cast.view(n, self._memory.heads, group, dim).permute(1, 2, 0, 3)
+        keys, values = k.transpose(0, 1)[:, None], v.transpose(0, 1)[:, None]
+        parts = []
+        for piece in row.pieces:
+            seen = slice(piece.key_begin - origin, piece.key_end - origin)
+            parts.append(
+                _attend_piece(
+                    grouped[:, :, piece.begin : piece.end], keys[:, :, seen], values[:, :, seen], piece, scoring
+                )
+            )
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
         return out.permute(2, 0, 1, 3).reshape(n, heads, dim)
 
-    def _bucket(
-        self, memory: BlockMemory, batch: RowBatch, rows: list[int], lengths: list[int], firsts: list[int]
-    ) -> DecodeBucket:
-        blocks = max(-(-lengths[row] // memory.block_tokens) for row in rows)
-        span = torch.arange(blocks * memory.block_tokens)
-        ends = torch.tensor([lengths[row] for row in rows])
-        mask = torch.zeros(len(rows), len(span), dtype=memory.dtype).masked_fill_(span >= ends[:, None], -math.inf)
-        everything = len(rows) == firsts[-1]
-        places = None if everything and rows == list(range(len(rows))) else torch.tensor([firsts[row] for row in rows])
+    def _bucket(self, batch: RowBatch, rows: Ints, base: Ints, blocks: int, firsts: Ints) -> DecodeBucket:
+        memory = self._memory
+        positions = batch.starts[rows]
+        reach = memory.reach.first(positions)
+        keys = np.arange(blocks * memory.block_tokens) + (base * memory.block_tokens)[:, None]
+        hidden = keys > positions[:, None]
+        if memory.reach.bounded:
+            hidden |= keys < reach[:, None]
+        everything = len(rows) == len(batch.tokens) and bool((rows[1:] > rows[:-1]).all())
         return DecodeBucket(
-            places=None if places is None else places.to(memory.device),
-            rows=memory.table_rows([batch.block_tables[row] for row in rows], blocks),
-            mask=mask[:, None, None].to(memory.device),
-            size=len(rows),
+            places=None if everything else torch.from_numpy(firsts[rows]).to(memory.device),
+            read=memory.read(batch, rows, base, blocks, reach, positions),
+            mask=_mask(hidden, memory)[:, None, None],
         )
 
-    def _prefill(self, memory: BlockMemory, batch: RowBatch, row: int, first: int) -> PrefillRow:
-        start, tokens = batch.starts[row], batch.tokens[row]
-        length = start + tokens
-        if start == 0:
-            return PrefillRow(first, tokens, length, None, None)
-        blocks = -(-length // memory.block_tokens)
-        hidden = torch.arange(length)[None, :] > torch.arange(start, length)[:, None]
-        mask = torch.zeros(tokens, length, dtype=memory.dtype).masked_fill_(hidden, -math.inf)
-        rows = memory.table_rows([batch.block_tables[row]], blocks)
-        return PrefillRow(first, tokens, length, rows, mask.to(memory.device))
+    def _prefill(self, batch: RowBatch, row: int, first: int) -> PrefillRow:
+        memory = self._memory
+        start, tokens = int(batch.starts[row]), int(batch.tokens[row])
+        positions = np.arange(start, start + tokens)
+        reach = memory.reach.first(positions)
+        base = reach[:1] // memory.block_tokens
+        blocks = (start + tokens - 1) // memory.block_tokens + 1 - int(base[0])
+        return PrefillRow(
+            first=first,
+            start=start,
+            tokens=tokens,
+            fresh=int(reach[0]) == start,
+            read=memory.read(batch, np.array([row]), base, blocks, reach[:1], positions[-1:]),
+            origin=int(base[0]) * memory.block_tokens,
+            pieces=_pieces(positions, reach, memory),
+        )
 
 
-def split_by_length(rows: list[int], lengths: list[int], block_tokens: int) -> list[list[int]]:
-    """Split decode rows into buckets whose rows do not differ much in length, so that padding stays bounded.
+def _pieces(positions: Ints, reach: Ints, memory: BlockMemory) -> list[Piece]:
+    pieces: list[Piece] = []
+    start, begin = int(positions[0]), 0
+    while begin < len(positions):
+        key_begin = int(reach[begin])
+        if key_begin == start + begin:
+            # A position that sees nothing before itself: as far as this holds for all, the mask is a plain triangle.
+            end = int(np.searchsorted(reach, key_begin, side="right"))
+            pieces.append(Piece(begin, end, key_begin, start + end, None))
+        else:
+            end = min(begin + _PIECE_TOKENS, len(positions))
+            keys = np.arange(key_begin, start + end)
+            hidden = (keys > positions[begin:end, None]) | (keys < reach[begin:end, None])
+            pieces.append(Piece(begin, end, key_begin, start + end, _mask(hidden, memory)))
+        begin = end
+    return pieces
+
+
+def _mask(hidden: npt.NDArray[np.bool_], memory: BlockMemory) -> Tensor:
+    mask = torch.zeros(hidden.shape, dtype=memory.dtype)
+    return mask.masked_fill_(torch.from_numpy(hidden), -math.inf).to(memory.device)
+
+
+def _attend_piece(q: Tensor, k: Tensor, v: Tensor, piece: Piece, scoring: Scoring) -> Tensor:
+    """Attend q [kv_heads, group, n, D] to k, v [kv_heads, 1, keys, D]."""
+    if not scoring.plain:
+        mask = piece.mask
+        if mask is None:
+            n = q.shape[2]
+            mask = torch.full((n, n), -math.inf, device=q.device).triu_(1)
+        return scored_attention(q, k, v, mask, scoring)
+    wide = (q.shape[0], q.shape[1], *k.shape[2:])
+    return F.scaled_dot_product_attention(
+        q, k.expand(wide), v.expand(wide), attn_mask=piece.mask, is_causal=piece.mask is None, scale=scoring.scale
+    )
+
+
+def split_by_length(blocks: Ints) -> list[Ints]:
+    """Split decode rows into buckets that do not differ much in length, so that padding stays bounded.
 
     Args:
-        rows: indices of decode rows.
-        lengths: of all rows of the step, in tokens.
-        block_tokens: tokens of a block.
+        blocks: [n] blocks that each row reads.
 
     Returns:
-        Buckets in ascending length; one bucket keeps the order of ``rows``.
+        Indices into ``blocks``, buckets in ascending length; one bucket keeps the order.
     """
-    if not rows:
+    if not len(blocks):
         return []
-    blocks = {row: -(-lengths[row] // block_tokens) for row in rows}
-    if max(blocks.values()) <= _limit(min(blocks.values())):
-        return [rows]
-    buckets: list[list[int]] = []
-    limit = 0
-    for row in sorted(rows, key=lambda r: (blocks[r], r)):
-        if not buckets or blocks[row] > limit:
-            buckets.append([])
-            limit = _limit(blocks[row])
-        buckets[-1].append(row)
-    return buckets
+    if blocks.max() <= _limit(int(blocks.min())):
+        return [np.arange(len(blocks))]
+    order = np.argsort(blocks, kind="stable")
+    cuts, limit = [], _limit(int(blocks[order[0]]))
+    for place, count in enumerate(blocks[order].tolist()):
+        if count > limit:
+            cuts.append(place)
+            limit = _limit(count)
+    return np.split(order, cuts)
 
 
 def _limit(blocks: int) -> int:

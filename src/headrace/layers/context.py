@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 
-from headrace.attention.contract import AttentionBackend
 from headrace.parallel.groups import TensorParallel
 
 
@@ -33,7 +32,6 @@ class ModelContext:
         device: of weights and activations.
         tp: the ranks that share each layer.
         quantization: "none", or "int8" (dynamic 8-bit linears, CPU).
-        attention: backend; its memory is allocated later.
         invariant: a row's bits must not depend on the rest of the batch (float32 on a CPU).
     """
 
@@ -41,7 +39,6 @@ class ModelContext:
     device: torch.device
     tp: TensorParallel
     quantization: Literal["none", "int8"]
-    attention: AttentionBackend
     invariant: bool = False
 
     @property

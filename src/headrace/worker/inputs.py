@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.attention.contract import RowBatch
+from headrace.attention.step import StepContext
 from headrace.base.errors import InvariantError
 from headrace.types.plans import PlanRow
 from headrace.worker.state import BatchState
@@ -22,8 +23,7 @@ class StepInputs:
 
     Attributes:
         token_ids: [T] int64.
-        positions: [T] int64.
-        batch: rows for the attention backend.
+        step: positions, and the rows of each group for the layers.
         offsets: [rows] index of each row's first token.
         sample_rows: indices of the rows that sample.
         sample_slots: [sampling rows] their slots.
@@ -31,8 +31,7 @@ class StepInputs:
     """
 
     token_ids: Tensor
-    positions: Tensor
-    batch: RowBatch
+    step: StepContext
     offsets: npt.NDArray[np.int64]
     sample_rows: npt.NDArray[np.int64]
     sample_slots: npt.NDArray[np.int64]
@@ -51,10 +50,9 @@ def build_inputs(rows: Sequence[PlanRow], state: BatchState, device: torch.devic
         InvariantError: a row does not fit its slot (wrong owner, tokens that are not known).
     """
     slots = np.array([row.slot for row in rows], np.int64)
-    starts = [row.start for row in rows]
-    tokens = [row.tokens for row in rows]
-    counts = np.array(tokens, np.int64)
-    ends = np.array(starts, np.int64) + counts
+    starts = np.array([row.start for row in rows], np.int64)
+    counts = np.array([row.tokens for row in rows], np.int64)
+    ends = starts + counts
     samples = np.array([row.sample for row in rows], np.bool_)
     _check(rows, state, slots, ends, samples)
     after = counts.cumsum()
@@ -72,8 +70,10 @@ def build_inputs(rows: Sequence[PlanRow], state: BatchState, device: torch.devic
     sampling = np.flatnonzero(samples)
     return StepInputs(
         token_ids=torch.from_numpy(ids).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        batch=RowBatch(starts=starts, tokens=tokens, block_tables=[state.block_tables[row.slot][0] for row in rows]),
+        step=StepContext(
+            torch.from_numpy(positions).to(device),
+            [RowBatch(starts, counts, tables, slots) for tables in state.block_tables],
+        ),
         offsets=offsets,
         sample_rows=sampling,
         sample_slots=slots[sampling],

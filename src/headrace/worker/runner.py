@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headrace.attention.contract import AttentionStep, RowBatch
-from headrace.types.plans import PlanRow, SlotStart, StepPlan
+from headrace.attention.step import StepContext
+from headrace.types.plans import BlockCopy, PlanRow, SlotStart, StepPlan
 from headrace.types.results import RowResult, StepResult, TokenLogprobs
 from headrace.worker.inputs import StepInputs, build_inputs
 from headrace.worker.sampling.logprobs import position_logprobs, slice_positions
@@ -27,7 +27,7 @@ from headrace.worker.state import BatchState
 class RunnableModel(Protocol):
     """What the runner needs of a model; see `headrace.models`."""
 
-    def forward(self, token_ids: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+    def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """Return hidden states [T, H]."""
         ...
 
@@ -36,11 +36,20 @@ class RunnableModel(Protocol):
         ...
 
 
-class PreparingBackend(Protocol):
-    """What the runner needs of an attention backend."""
+class RunnableMemory(Protocol):
+    """What the runner needs of the KV memory; see `headrace.attention.arena`."""
 
-    def prepare(self, batch: RowBatch) -> AttentionStep:
-        """Return what all layers of a step share."""
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        ...
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks, one after the other."""
+        ...
+
+    def observe(self, hidden: Tensor) -> None:
+        """Look at the final hidden states of a step."""
         ...
 
 
@@ -49,7 +58,7 @@ class StepRunner:
 
     Args:
         model: with its cache bound.
-        backend: that the model attends with.
+        memory: that the model is bound to.
         slots: most requests at once.
         vocab_tokens: width of the logits.
         device: where the model runs.
@@ -59,17 +68,17 @@ class StepRunner:
     def __init__(
         self,
         model: RunnableModel,
-        backend: PreparingBackend,
+        memory: RunnableMemory,
         *,
         slots: int,
         vocab_tokens: int,
         device: torch.device,
         with_logprobs: bool = True,
     ) -> None:
-        self.state = BatchState(slots)
+        self.state = BatchState(slots, memory.groups)
         self.sampler = Sampler(slots, vocab_tokens, with_logprobs=with_logprobs)
         self._model = model
-        self._backend = backend
+        self._memory = memory
         self._vocab_tokens = vocab_tokens
         self._device = device
         self._with_logprobs = with_logprobs
@@ -92,11 +101,14 @@ class StepRunner:
             The slots' state, and the KV blocks of the plan's rows.
         """
         self._apply(plan)
+        self._memory.copy(plan.copies)
         if not plan.rows:
+            self._memory.copy(plan.saves)
             return StepResult(plan.step, [])
         inputs = build_inputs(plan.rows, self.state, self._device)
-        step = self._backend.prepare(inputs.batch)
-        hidden = self._model.forward(inputs.token_ids, inputs.positions, step)
+        hidden = self._model.forward(inputs.token_ids, inputs.step)
+        self._memory.copy(plan.saves)
+        self._memory.observe(hidden)
         prompt = self._prompt_logprobs(plan.rows, inputs, hidden)
         tokens, entries = self._sample(inputs, hidden)
         failures = self.state.failures

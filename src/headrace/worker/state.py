@@ -10,29 +10,36 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.base.errors import InvariantError, invariant
-from headrace.base.ids import RequestId
+from headrace.base.ids import BlockId, RequestId
 from headrace.types.plans import BlockAppend, SlotStart
 
 _FIRST_CAPACITY_TOKENS = 256
+_FIRST_CAPACITY_BLOCKS = 64
 
 
 class BatchState:
     """Per-slot arrays.
 
+    Args:
+        slots: most requests at once.
+        groups: block tables of a request.
+
     Attributes:
         lengths: [slots] known tokens: prompt and output.
         prompt_lengths: [slots] prompt tokens.
         last_tokens: [slots] the last known token.
-        block_tables: per slot and group, block ids from position 0.
+        block_tables: per group [slots, capacity], block ids from position 0; null behind a table's end.
+        table_blocks: [slots, groups] length of each table.
         request_ids: who holds the slot, None if it is free.
         failures: why the slot's request cannot be served, None for a healthy one.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, groups: int = 1) -> None:
         self.lengths = np.zeros(slots, np.int64)
         self.prompt_lengths = np.zeros(slots, np.int64)
         self.last_tokens = np.zeros(slots, np.int64)
-        self.block_tables: list[list[list[int]]] = [[] for _ in range(slots)]
+        self.block_tables = [np.zeros((slots, _FIRST_CAPACITY_BLOCKS), np.int64) for _ in range(groups)]
+        self.table_blocks = np.zeros((slots, groups), np.int64)
         self.request_ids: list[RequestId | None] = [None] * slots
         self.failures: list[str | None] = [None] * slots
         self._tokens: list[npt.NDArray[np.int64] | None] = [None] * slots
@@ -55,7 +62,10 @@ class BatchState:
         self.lengths[slot] = known
         self.prompt_lengths[slot] = start.prompt_tokens
         self.last_tokens[slot] = tokens[known - 1]
-        self.block_tables[slot] = [[int(block) for block in table] for table in start.blocks]
+        self.table_blocks[slot] = 0
+        for table in self.block_tables:
+            table[slot] = 0
+        self._extend(slot, start.blocks)
         self.failures[slot] = None
 
     def release(self, slot: int) -> None:
@@ -67,7 +77,7 @@ class BatchState:
         invariant(self.request_ids[slot] is not None, f"slot {slot} is released but nobody holds it")
         self.request_ids[slot] = None
         self._tokens[slot] = None
-        self.block_tables[slot] = []
+        self.table_blocks[slot] = 0
         self.failures[slot] = None
         self.lengths[slot] = self.prompt_lengths[slot] = self.last_tokens[slot] = 0
 
@@ -77,12 +87,8 @@ class BatchState:
         Raises:
             InvariantError: nobody holds the slot, or the group counts differ.
         """
-        slot = append.slot
-        tables = self.block_tables[slot]
-        invariant(self.request_ids[slot] is not None, f"blocks for slot {slot}, which nobody holds")
-        invariant(len(tables) == len(append.blocks), f"slot {slot}: {len(tables)} tables, {len(append.blocks)} appends")
-        for table, blocks in zip(tables, append.blocks, strict=True):
-            table.extend(blocks)
+        invariant(self.request_ids[append.slot] is not None, f"blocks for slot {append.slot}, which nobody holds")
+        self._extend(append.slot, append.blocks)
 
     def append_tokens(self, slots: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
         """Append one sampled token to each slot."""
@@ -118,3 +124,18 @@ class BatchState:
         tokens = self.tokens(slot)
         tokens[(tokens < 0) | (tokens >= vocab_tokens)] = 0
         self.last_tokens[slot] = tokens[self.lengths[slot] - 1]
+
+    def _extend(self, slot: int, blocks: list[list[BlockId]]) -> None:
+        groups = len(self.block_tables)
+        invariant(len(blocks) == groups, f"slot {slot}: {groups} block tables, blocks for {len(blocks)}")
+        for group, added in enumerate(blocks):
+            if not added:
+                continue
+            table, held = self.block_tables[group], int(self.table_blocks[slot, group])
+            end = held + len(added)
+            if end > table.shape[1]:
+                grown = np.zeros((table.shape[0], max(end, 2 * table.shape[1])), np.int64)
+                grown[:, : table.shape[1]] = table
+                self.block_tables[group] = table = grown
+            table[slot, held:end] = added
+            self.table_blocks[slot, group] = end

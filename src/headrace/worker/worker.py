@@ -12,19 +12,16 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.attention.contract import AttentionBackend
-from headrace.attention.select import AttentionRequest, load_backend, select
+from headrace.attention.select import CommonNeeds, Selection, select_by_spec
 from headrace.base.errors import ConfigError, InvariantError
 from headrace.base.log import get_logger
 from headrace.config.decoder import DecoderConfig, parse_decoder
 from headrace.config.engine import EngineConfig
-from headrace.layers.attention import kv_share
-from headrace.layers.context import cache_dtype
 from headrace.models.registry import CausalModel, ModelContext, build_model
 from headrace.parallel.groups import TensorParallel
 from headrace.platforms.detect import Platform, current_platform
 from headrace.platforms.heap import HeapTrimmer
-from headrace.types.cache_specs import KvLayout
+from headrace.types.cache_specs import CacheSpec, KvLayout, kind_of
 from headrace.types.plans import StepPlan
 from headrace.types.results import StepResult
 from headrace.types.wire import PhaseSeconds
@@ -60,7 +57,7 @@ class Loaded:
     platform: Platform
     decoder: DecoderConfig
     model: CausalModel
-    backend: AttentionBackend
+    backends: dict[CacheSpec, Selection]
     dtype: torch.dtype
 
 
@@ -124,7 +121,7 @@ class Worker:
             parameter_bytes=loaded.model.parameter_bytes(),
             dtype=_name(loaded.dtype),
             device=str(platform.device),
-            attention_backend=loaded.backend.name,
+            attention_backend=", ".join(sorted({choice.backend for choice in loaded.backends.values()})) or "none",
             phases=phases.done,
         )
 
@@ -136,10 +133,10 @@ class Worker:
             layout: of this rank. A new layout replaces an earlier one.
         """
         loaded = self._model()
-        bind_layout(loaded.model, loaded.backend, layout, loaded.model.cache_dtype, loaded.platform.device)
+        arena = bind_layout(loaded.model, layout, loaded.backends, loaded.platform.device)
         self._runner = StepRunner(
             loaded.model,
-            loaded.backend,
+            arena,
             slots=self._config.scheduler.max_num_seqs,
             vocab_tokens=loaded.decoder.vocab_size,
             device=loaded.platform.device,
@@ -161,30 +158,19 @@ class Worker:
         wanted = "float32" if quantization == "int8" else config.model.dtype
         dtype = platform.dtype(wanted, decoder.checkpoint_dtype)
         invariant = platform.name == "cpu" and dtype == torch.float32 and quantization == "none"
-        request = AttentionRequest(
-            device=platform.name,
-            dtype=_name(dtype),
-            cache_dtype=_name(cache_dtype(dtype, quantization)),
-            head_dim=decoder.head_dim,
-            heads=self._tp.share(decoder.num_heads, "num_attention_heads"),
-            kv_heads=kv_share(decoder.num_kv_heads, self._tp)[1],
-            batch_invariant=invariant,
+        context = ModelContext(
+            dtype=dtype, device=platform.device, tp=self._tp, quantization=quantization, invariant=invariant
         )
-        selection = select(request, wanted=config.parallel.attention_backend)
+        model = build_model(decoder, context)
+        common = CommonNeeds(platform.name, _name(dtype), _name(model.cache_dtype), batch_invariant=invariant)
+        wanted_backend = config.parallel.attention_backend
+        backends = select_by_spec(model.layer_caches(), model.attention_needs(), common, wanted=wanted_backend)
         if self._tp.rank == 0:
             _log.info("%s, %s, linears %s", platform.device, _name(dtype), quantization)
-            refused = "".join(f"; not {name}: {why}" for name, why in selection.refused.items())
-            _log.info("attention: %s, because it %s%s", selection.backend, selection.reason, refused)
-        backend = load_backend(selection.backend)
-        context = ModelContext(
-            dtype=dtype,
-            device=platform.device,
-            tp=self._tp,
-            quantization=quantization,
-            attention=backend,
-            invariant=invariant,
-        )
-        return Loaded(platform, decoder, build_model(decoder, context), backend, dtype)
+            for spec, choice in backends.items():
+                refused = "".join(f"; not {name}: {why}" for name, why in choice.refused.items())
+                _log.info("%s attention: %s, because it %s%s", kind_of(spec), choice.backend, choice.reason, refused)
+        return Loaded(platform, decoder, model, backends, dtype)
 
     def _cache_bytes(self, loaded: Loaded) -> int:
         config = self._config
@@ -192,8 +178,7 @@ class Worker:
             # Asked again: what the weights took is no longer available.
             available = current_platform("cpu").available_bytes
             return cpu_cache_bytes(config.cache, available, self._tp.size)
-        device, stored = loaded.platform.device, loaded.model.cache_dtype
-        return profiled_cache_bytes(config, loaded.model, loaded.backend, stored, device)
+        return profiled_cache_bytes(config, loaded.model, loaded.backends, loaded.platform.device)
 
     def _model(self) -> Loaded:
         if self._loaded is None:
