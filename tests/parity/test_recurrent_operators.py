@@ -9,7 +9,7 @@ from torch import Tensor
 from headrace.ops.recurrent import conv, delta, reference
 
 
-def delta_inputs(tokens: int, heads: int = 3, key: int = 12, value: int = 20, seed: int = 0) -> list[Tensor]:
+def delta_inputs(tokens: int, heads: int = 3, key: int = 12, value: int = 20, seed: int = 0) -> delta.DeltaInputs:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -17,11 +17,11 @@ def delta_inputs(tokens: int, heads: int = 3, key: int = 12, value: int = 20, se
 
     q, k = (torch.nn.functional.normalize(normal(tokens, heads, key), dim=-1) for _ in range(2))
     decay = -torch.nn.functional.softplus(normal(tokens, heads) * 3)
-    return [q, k, normal(tokens, heads, value), decay, torch.sigmoid(normal(tokens, heads))]
+    return delta.DeltaInputs(q, k, normal(tokens, heads, value), decay, torch.sigmoid(normal(tokens, heads)))
 
 
-def state_of(inputs: list[Tensor], seed: int = 9) -> Tensor:
-    (_, heads, key), value = inputs[0].shape, inputs[2].shape[2]
+def state_of(inputs: delta.DeltaInputs, seed: int = 9) -> Tensor:
+    (_, heads, key), value = inputs.q.shape, inputs.v.shape[2]
     return torch.randn(heads, key, value, generator=torch.Generator().manual_seed(seed))
 
 
@@ -34,16 +34,16 @@ def test_chunked_delta_rule(tokens: int) -> None:
     inputs = delta_inputs(tokens)
     want, state_after = reference.gated_delta_rule(*inputs, state_of(inputs))
     state = state_of(inputs)
-    near(delta.chunked(*inputs, state), want)
+    near(delta.chunked(inputs, state), want)
     near(state, state_after)
 
 
 def test_strong_decay_stays_finite() -> None:
     inputs = delta_inputs(130)
-    inputs[3] = inputs[3] * 200
+    inputs = inputs._replace(log_decay=inputs.log_decay * 200)
     want, state_after = reference.gated_delta_rule(*inputs, state_of(inputs))
     state = state_of(inputs)
-    near(delta.chunked(*inputs, state), want)
+    near(delta.chunked(inputs, state), want)
     near(state, state_after)
 
 
@@ -51,23 +51,22 @@ def test_one_token_of_many_rows() -> None:
     rows = [delta_inputs(1, seed=seed) for seed in range(5)]
     states = torch.stack([state_of(row, seed) for seed, row in enumerate(rows)])
     want = [reference.gated_delta_rule(*row, states[index]) for index, row in enumerate(rows)]
-    out, after = delta.step(*(torch.cat(parts) for parts in zip(*rows, strict=True)), states)
+    out = delta.step(delta.DeltaInputs(*map(torch.cat, zip(*rows, strict=True))), states)
     near(out, torch.cat([o for o, _ in want]))
-    near(after, torch.stack([s for _, s in want]))
+    near(states, torch.stack([s for _, s in want]))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_scan_gives_the_same_bits_in_any_pieces(threads: int) -> None:
     torch.set_num_threads(threads)
     inputs = delta_inputs(50, heads=5, key=16, value=33)
-    inputs[3] = inputs[3].exp()
     whole_state = state_of(inputs)
-    whole = delta.scan(*inputs, whole_state)
-    want, _ = reference.gated_delta_rule(*inputs[:3], inputs[3].log(), inputs[4], state_of(inputs))
+    whole = delta.scan(inputs, whole_state)
+    want, _ = reference.gated_delta_rule(*inputs, state_of(inputs))
     near(whole, want)
     state, got = state_of(inputs), []
     for first, last in ((0, 1), (1, 20), (20, 21), (21, 50)):
-        got.append(delta.scan(*(x[first:last].clone() for x in inputs), state))
+        got.append(delta.scan(inputs.part(slice(first, last)), state))
         state = state.clone()
     assert torch.equal(torch.cat(got), whole)
     assert torch.equal(state, whole_state)

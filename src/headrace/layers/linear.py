@@ -24,20 +24,40 @@ class RowPart:
         full_rows: rows in the checkpoint.
         first: the first one of this rank.
         rows: how many this rank has.
+        order: [rows] which rows of the tensor this rank has, in its own order; None: ``rows`` from ``first`` on.
     """
 
     name: str
     full_rows: int
     first: int
     rows: int
+    order: Tensor | None = None
+
+    @property
+    def take(self) -> slice | Tensor:
+        """Index of this rank's rows in the full tensor."""
+        return slice(self.first, self.first + self.rows) if self.order is None else self.order
 
 
-def copy_part(into: Tensor, rows: slice | None = None, columns: slice | None = None) -> Callable[[Tensor], None]:
+def ordered_part(name: str, full_rows: int, order: Tensor) -> RowPart:
+    """Return a part whose rows are picked one by one.
+
+    Args:
+        name: of the tensor.
+        full_rows: rows in the checkpoint.
+        order: [n] which of them this rank has, in its own order.
+    """
+    return RowPart(name, full_rows, 0, order.numel(), order)
+
+
+def copy_part(
+    into: Tensor, rows: slice | Tensor | None = None, columns: slice | None = None
+) -> Callable[[Tensor], None]:
     """Return a loader that copies a part of a full tensor into ``into``, casting to its type.
 
     Args:
         into: of the part's shape.
-        rows: first dimension of the full tensor; None is all.
+        rows: first dimension of the full tensor, a slice or indices; None is all.
         columns: second dimension; None is all.
     """
 
@@ -88,7 +108,7 @@ class ColumnLinear(_Linear):
         found: Targets = {}
         top = 0
         for part in self._parts:
-            take, here = slice(part.first, part.first + part.rows), slice(top, top + part.rows)
+            take, here = part.take, slice(top, top + part.rows)
             top += part.rows
             if self.weight is not None:
                 full = (part.full_rows, self._in_features)
@@ -103,7 +123,7 @@ class ColumnLinear(_Linear):
 
 
 class RowLinear(_Linear):
-    """Linear whose inputs are split over the ranks; the results are summed over them.
+    """Linear whose inputs are split over the ranks; the results are summed over them, here or by the caller.
 
     Args:
         context: where it runs.
@@ -113,6 +133,7 @@ class RowLinear(_Linear):
         columns: inputs of this rank.
         out_features: outputs.
         bias: has a bias; rank 0 alone adds it.
+        reduce: sum over the ranks; False leaves that to the caller.
     """
 
     def __init__(
@@ -125,7 +146,9 @@ class RowLinear(_Linear):
         columns: int,
         out_features: int,
         bias: bool,
+        reduce: bool = True,
     ) -> None:
+        self._reduce = reduce
         self._take = slice(first, first + columns)
         self._full = (out_features, full_columns)
         super().__init__(context, out_features, columns, bias, name)
@@ -143,7 +166,8 @@ class RowLinear(_Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [T, out_features] for x [T, inputs of this rank]; one all-reduce with several ranks."""
-        return self._context.tp.all_reduce(self._kernel(x))
+        partial = self._kernel(x)
+        return self._context.tp.all_reduce(partial) if self._reduce else partial
 
 
 def _ignore(full: Tensor) -> None:

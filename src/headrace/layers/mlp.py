@@ -1,4 +1,4 @@
-"""Gated MLP of a decoder layer (SwiGLU), split over ranks by its inner width."""
+"""Gated MLP of a decoder layer (SwiGLU, GeGLU), split over ranks by its inner width."""
 
 from __future__ import annotations
 
@@ -7,19 +7,31 @@ from torch import Tensor
 from headrace.config.decoder import DecoderConfig
 from headrace.layers.context import ModelContext
 from headrace.layers.linear import ColumnLinear, RowLinear, RowPart, Targets
-from headrace.ops.activation.eager import silu_mul, silu_mul_invariant
+from headrace.ops.activation.eager import gelu_mul, gelu_mul_invariant, silu_mul, silu_mul_invariant
+
+_ACTIVATIONS = {
+    ("silu", False): silu_mul,
+    ("silu", True): silu_mul_invariant,
+    ("gelu_tanh", False): gelu_mul,
+    ("gelu_tanh", True): gelu_mul_invariant,
+}
+"""By name and whether a row's bits must not depend on other rows."""
 
 
 class GatedMlp:
-    """``down(silu(gate(x)) * up(x))``.
+    """``down(activation(gate(x)) * up(x))``.
 
     Args:
         context: where it runs.
         decoder: dimensions.
+        inner: width between the two maps; None is that of the model's dense layers.
+        reduce: sum the result over the ranks; False leaves that to the caller.
     """
 
-    def __init__(self, context: ModelContext, decoder: DecoderConfig) -> None:
-        full = decoder.intermediate_size
+    def __init__(
+        self, context: ModelContext, decoder: DecoderConfig, *, inner: int | None = None, reduce: bool = True
+    ) -> None:
+        full = inner or decoder.intermediate_size
         own = context.tp.share(full, "intermediate size")
         first = context.tp.rank * own
         self.gate_up = ColumnLinear(
@@ -36,8 +48,9 @@ class GatedMlp:
             columns=own,
             out_features=decoder.hidden_size,
             bias=decoder.mlp_bias,
+            reduce=reduce,
         )
-        self._activate = silu_mul_invariant if context.invariant else silu_mul
+        self._activate = _ACTIVATIONS[decoder.activation, context.invariant]
 
     @property
     def held_bytes(self) -> int:

@@ -12,10 +12,13 @@ from headrace.models.decoder import CausalModel
 __all__ = ["MODULES", "CausalModel", "ModelContext", "build_model", "model_class"]
 
 MODULES: dict[str, str] = {
+    "Gemma3ForCausalLM": "headrace.models.gemma3",
+    "Llama4ForCausalLM": "headrace.models.llama4",
     "LlamaForCausalLM": "headrace.models.llama",
     "MistralForCausalLM": "headrace.models.mistral",
     "Qwen2ForCausalLM": "headrace.models.qwen2",
     "Qwen3ForCausalLM": "headrace.models.qwen3",
+    "Qwen3NextForCausalLM": "headrace.models.qwen3_next",
 }
 """Module of each architecture; the class in it has the architecture's name."""
 

@@ -7,45 +7,68 @@ know where states are kept.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+from headrace.ops.activation.rows import by_rows
 
 CHUNK_TOKENS = 64
 
 
-def step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (outputs, new states) for one token of each row; see `reference.gated_delta_rule`.
+class DeltaInputs(NamedTuple):
+    """What the rule takes of each token.
+
+    Attributes:
+        q: [T, H, K] fp32, normalised and scaled.
+        k: [T, H, K] fp32, normalised.
+        v: [T, H, V] fp32.
+        log_decay: [T, H] fp32, at most 0.
+        beta: [T, H] fp32.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor
+    beta: Tensor
+
+    def part(self, tokens: slice) -> DeltaInputs:
+        """Return some adjacent tokens."""
+        return DeltaInputs(*(tensor[tokens] for tensor in self))
+
+    def picked(self, places: Tensor) -> DeltaInputs:
+        """Return the tokens at [n] places."""
+        return DeltaInputs(*(tensor.index_select(0, places) for tensor in self))
+
+
+def step(inputs: DeltaInputs, state: Tensor) -> Tensor:
+    """Return the outputs for one token of each row; see `reference.gated_delta_rule`.
 
     Args:
-        q: [R, H, K] fp32.
-        k: [R, H, K] fp32.
-        v: [R, H, V] fp32.
-        log_decay: [R, H] fp32.
-        beta: [R, H] fp32.
+        inputs: one token a row.
         state: [R, H, K, V] fp32.
 
     Returns:
-        [R, H, V] and ``state``.
+        [R, H, V].
 
     Mutates:
         ``state``.
     """
+    q, k, v, log_decay, beta = inputs
     state.mul_(log_decay.exp()[..., None, None])
     predicted = torch.matmul(k[..., None, :], state)[..., 0, :]
     update = (v - predicted).mul_(beta[..., None])
     state.add_(k[..., :, None] * update[..., None, :])
-    return torch.matmul(q[..., None, :], state)[..., 0, :], state
+    return torch.matmul(q[..., None, :], state)[..., 0, :]
 
 
-def scan(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+def scan(inputs: DeltaInputs, state: Tensor) -> Tensor:
     """Return the outputs of one row, token by token: a token's bits depend on its row up to it, and on nothing else.
 
     Args:
-        q: [T, H, K] fp32.
-        k: [T, H, K] fp32.
-        v: [T, H, V] fp32.
-        decay: [T, H] fp32: exponentials are taken already.
-        beta: [T, H] fp32.
+        inputs: of the row's tokens.
         state: [H, K, V] fp32, contiguous.
 
     Returns:
@@ -54,6 +77,8 @@ def scan(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Te
     Mutates:
         ``state``.
     """
+    q, k, v, log_decay, beta = inputs
+    decay = by_rows(log_decay, torch.exp_)
     out = torch.empty_like(v)
     for t in range(q.shape[0]):
         key = k[t, :, :, None]
@@ -64,7 +89,7 @@ def scan(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Te
     return out
 
 
-def chunked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+def chunked(inputs: DeltaInputs, state: Tensor) -> Tensor:
     """Return the outputs of one row, by chunks of 64 tokens (arXiv 2412.06464, section 3.3).
 
     Inside a chunk the updates of all tokens solve one triangular system: with G the running sum of the log decays and
@@ -72,11 +97,7 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, st
     exponent that is applied is at most 0.
 
     Args:
-        q: [T, H, K] fp32.
-        k: [T, H, K] fp32.
-        v: [T, H, V] fp32.
-        log_decay: [T, H] fp32.
-        beta: [T, H] fp32.
+        inputs: of the row's tokens.
         state: [H, K, V] fp32.
 
     Returns:
@@ -85,6 +106,7 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, st
     Mutates:
         ``state``.
     """
+    q, k, v, log_decay, beta = inputs
     out = torch.empty_like(v)
     for first in range(0, q.shape[0], CHUNK_TOKENS):
         part = slice(first, first + CHUNK_TOKENS)
