@@ -120,6 +120,7 @@ class LLM:
         use_tqdm: bool = True,
         *,
         priority: Sequence[int] | None = None,
+        timeout_s: float | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -128,16 +129,19 @@ class LLM:
             sampling_params: for all prompts, or one for each; the model's defaults if not given.
             use_tqdm: show a progress bar on standard error.
             priority: one for each prompt; smaller runs earlier (priority policy only).
+            timeout_s: seconds that every prompt has, from now on, waiting included; None is no limit.
 
         Returns:
             Results in the order of the prompts.
 
         Raises:
             RequestError: a prompt or its parameters are wrong; nothing has run then. The message names the prompt.
+            RequestTimeoutError: a prompt was not done in time.
             HeadraceError: the engine failed a request.
         """
         listed = as_prompts(prompts)
-        return self._run(listed, sampling_for(listed, sampling_params, self.default_sampling), use_tqdm, priority, True)
+        sampling = sampling_for(listed, sampling_params, self.default_sampling)
+        return self._run(listed, sampling, use_tqdm, priority, True, timeout_s)
 
     def chat(
         self,
@@ -150,6 +154,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations.
 
@@ -162,6 +167,7 @@ class LLM:
             continue_final_message: let the model go on with the last message.
             tools: passed to the template.
             chat_template_kwargs: further variables of the template.
+            timeout_s: as in `generate`.
 
         Returns:
             Results in the order of the conversations.
@@ -183,7 +189,8 @@ class LLM:
             for conversation in conversations
         ]
         # The template has put the special tokens in already.
-        return self._run(texts, sampling_for(texts, sampling_params, self.default_sampling), use_tqdm, None, False)
+        sampling = sampling_for(texts, sampling_params, self.default_sampling)
+        return self._run(texts, sampling, use_tqdm, None, False, timeout_s)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached KV blocks."""
@@ -214,12 +221,21 @@ class LLM:
         show_progress: bool,
         priority: Sequence[int] | None,
         add_special_tokens: bool,
+        timeout_s: float | None,
     ) -> list[RequestOutput]:
         core = self._require_core()
+        if timeout_s is not None and not timeout_s > 0.0:
+            raise RequestError(f"timeout_s must be above 0, got {timeout_s:g}", param="timeout_s")
         if priority is not None and len(priority) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts but {len(priority)} priorities", param="priority")
+        arrival_s = self._clock.now_s()
+        facts: dict[str, Any] = {
+            "arrival_s": arrival_s,
+            "deadline_s": None if timeout_s is None else arrival_s + timeout_s,
+            "add_special_tokens": add_special_tokens,
+        }
         processed = [
-            self._process(number, prompt, parameters, priority[number] if priority else 0, add_special_tokens)
+            self._process(number, prompt, parameters, priority=priority[number] if priority else 0, **facts)
             for number, (prompt, parameters) in enumerate(zip(prompts, sampling, strict=True))
         ]
         batch = OfflineBatch(core, processed, self._parts.tokenizer, self._config.scheduler)
@@ -234,19 +250,11 @@ class LLM:
                 raise
         return batch.results
 
-    def _process(
-        self, number: int, prompt: Prompt, sampling: SamplingParams, priority: int, add_special_tokens: bool
-    ) -> ProcessedPrompt:
+    def _process(self, number: int, prompt: Prompt, sampling: SamplingParams, **facts: Any) -> ProcessedPrompt:
         try:
             content, salt = text_or_ids(prompt)
             return self._inputs.process(
-                content,
-                sampling,
-                request_id=f"offline-{next(self._numbers)}",
-                arrival_s=self._clock.now_s(),
-                priority=priority,
-                cache_salt=salt,
-                add_special_tokens=add_special_tokens,
+                content, sampling, request_id=f"offline-{next(self._numbers)}", cache_salt=salt, **facts
             )
         except RequestError as error:
             raise type(error)(f"prompt {number}: {error.message}", param=error.param) from error

@@ -19,6 +19,10 @@ class ServerConfig:
         help="Key that clients must send as a bearer token; may be given several times (also HEADRACE_API_KEY).",
         secret=True,
     )
+    salt_per_api_key: bool = option(
+        False,
+        "Let no API key hit prefixes cached for another one, so that response times tell nothing about other clients.",
+    )
     allowed_origins: tuple[str, ...] = option(
         factory=tuple, help="Origin allowed by CORS; may be given several times. Default: none."
     )
@@ -27,5 +31,9 @@ class ServerConfig:
         "refuse", "Unknown request fields: refuse with 400, or ignore.", choices=("refuse", "ignore")
     )
     max_core_restarts: int = option(5, "Engine-core crashes within ten minutes before the server gives up.", low=0)
-    request_timeout_s: float = option(0.0, "Longest life of a request in seconds; 0: no limit.", low=0.0)
+    request_timeout_s: float = option(
+        0.0,
+        "Longest life of a request in seconds, even if its own timeout is longer; 0: no limit.",
+        low=0.0,
+    )
     shutdown_timeout_s: float = option(10.0, "Seconds for running requests when the server is told to stop.", low=0.0)

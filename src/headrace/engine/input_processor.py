@@ -70,6 +70,8 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        tenant: str | None = None,
+        deadline_s: float | None = None,
     ) -> ProcessedPrompt:
         """Tokenise, check, and make one engine request for each of the ``n`` outputs.
 
@@ -81,6 +83,8 @@ class InputProcessor:
             priority: smaller runs earlier.
             cache_salt: separates prefix-cache entries of different tenants.
             add_special_tokens: let the tokenizer add what the model expects at the beginning.
+            tenant: whose quota the requests count towards.
+            deadline_s: monotonic seconds at which they end with an error.
 
         Raises:
             RequestError: anything wrong with the prompt or the parameters; the message has the numbers.
@@ -95,9 +99,12 @@ class InputProcessor:
         # One implementation of the hash serves both ends.
         hashes = block_hashes(token_ids, self._ready.block_tokens, extras=HashExtras(salt=cache_salt))
         seed = secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed
+        ids = [RequestId(request_id if sampling.n == 1 else f"{request_id}:{index}") for index in range(sampling.n)]
+        # The first one computes the prompt, the others then hit it; with prompt log-probabilities nobody may hit.
+        leader_id = ids[0] if sampling.prompt_logprobs is None else None
         requests = [
             EngineRequest(
-                request_id=RequestId(request_id if sampling.n == 1 else f"{request_id}:{index}"),
+                request_id=ids[index],
                 prompt_token_ids=token_ids,
                 sampling=sampling.replace(n=1, seed=(seed + index) & _SEED_MASK),
                 eos_token_ids=self._eos_token_ids,
@@ -106,6 +113,9 @@ class InputProcessor:
                 cache_salt=cache_salt,
                 block_hashes=hashes,
                 bad_words_token_ids=bad_words,
+                deadline_s=deadline_s,
+                tenant=tenant,
+                leader_id=leader_id if index else None,
             )
             for index in range(sampling.n)
         ]

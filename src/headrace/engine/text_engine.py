@@ -222,6 +222,8 @@ class TextEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        tenant: str | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncIterator[OutputChunk]:
         """Generate, chunk by chunk; closing the iterator aborts the request.
 
@@ -232,6 +234,8 @@ class TextEngine:
             priority: smaller runs earlier (priority policy only).
             cache_salt: separates prefix-cache entries of different tenants.
             add_special_tokens: let the tokenizer add what the model expects at the beginning of a text.
+            tenant: whose quota the request counts towards.
+            timeout_s: the request ends with an error so many seconds from now.
 
         Yields:
             Chunks; the last one of each index has a ``finish_reason``.
@@ -242,13 +246,16 @@ class TextEngine:
         from headrace.engine.output_processor import SequenceOutput
 
         client = self._require_client()
+        arrival_s = self._clock.now_s()
         processed = await self._process(
             prompt,
             sampling,
             request_id=f"{request_id or 'request'}-{next(self._numbers)}-{secrets.token_hex(4)}",
-            arrival_s=self._clock.now_s(),
+            arrival_s=arrival_s,
+            deadline_s=None if timeout_s is None else arrival_s + timeout_s,
             priority=priority,
             cache_salt=cache_salt,
+            tenant=tenant,
             add_special_tokens=add_special_tokens,
         )
         tokenizer = self._require_parts().tokenizer

@@ -111,6 +111,7 @@ def _expected(kind: str, context: Mapping[str, Any], message: str) -> str:
         return f"one of {context['expected']}"
     limits = {
         "greater_than_equal": ("ge", "at least"),
+        "greater_than": ("gt", "above"),
         "less_than_equal": ("le", "at most"),
         "less_than": ("lt", "below"),
     }

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from headrace.base.errors import RequestError
 from headrace.serve.context import ServeState
 from headrace.serve.stream import merge
+from headrace.serve.time_limit import NO_LIMIT, TimeLimit
 from headrace.types.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ class GenerationJob:
         prompts: texts or token ids; output ``i`` of prompt ``p`` is choice ``p * n + i``.
         sampling: common to all prompts.
         priority: smaller runs earlier.
-        cache_salt: tenant of the prefix-cache entries.
+        cache_salt: separates prefix-cache entries.
         add_special_tokens: for prompts given as text.
+        tenant: whose quota the request counts towards.
+        limit: how long it may live.
     """
 
     answer_id: str
@@ -49,6 +52,8 @@ class GenerationJob:
     priority: int = 0
     cache_salt: str | None = None
     add_special_tokens: bool = True
+    tenant: str | None = None
+    limit: TimeLimit = NO_LIMIT
 
     @property
     def sequences(self) -> int:
@@ -99,6 +104,8 @@ async def run_job(state: ServeState, job: GenerationJob, tally: UsageTally) -> C
                 priority=job.priority,
                 cache_salt=job.cache_salt,
                 add_special_tokens=job.add_special_tokens,
+                tenant=job.tenant,
+                timeout_s=job.limit.seconds or None,
             ),
         )
         for number, prompt in enumerate(job.prompts)

@@ -11,8 +11,9 @@ from types import TracebackType
 
 from starlette.types import Receive
 
-from headrace.base.errors import HeadraceError, RequestTimeoutError
+from headrace.base.errors import HeadraceError
 from headrace.serve.context import ServeState
+from headrace.serve.time_limit import TimeLimit
 
 
 class ClientGoneError(HeadraceError):
@@ -25,11 +26,17 @@ class ClientGoneError(HeadraceError):
 class Interruptible:
     """Context in which the current task can be interrupted; leaving it re-raises the reason.
 
+    Args:
+        state: of the server.
+        receive: of the connection.
+        limit: how long the request may live from now on.
+
     Requires: the request body was read completely, so that the next message of ``receive`` is the disconnect.
     """
 
-    def __init__(self, state: ServeState, receive: Receive) -> None:
+    def __init__(self, state: ServeState, receive: Receive, limit: TimeLimit) -> None:
         self._state = state
+        self._limit = limit
         self._receive = receive
         self._reason: HeadraceError | None = None
         self._task: asyncio.Task[object] | None = None
@@ -46,10 +53,9 @@ class Interruptible:
         """Start to watch the client and the clock."""
         self._task = asyncio.current_task()
         self._watcher = asyncio.create_task(self._watch_client())
-        limit_s = self._state.config.request_timeout_s
-        if limit_s > 0.0:
-            error = RequestTimeoutError(f"the request took longer than {limit_s:g} s (--request-timeout-s)")
-            self._timer = asyncio.get_running_loop().call_later(limit_s, self.interrupt, error)
+        if self._limit.seconds > 0.0:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._limit.seconds, self.interrupt, self._limit.error())
         self._state.in_flight.add(self)
         return self
 

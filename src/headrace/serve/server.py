@@ -28,7 +28,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         Exit status: 0 after an orderly stop, 1 if the engine has failed for good.
 
     Raises:
-        ConfigError: an empty key, or no such address.
+        ConfigError: an empty key, salts for keys that are not there, or no such address.
         AddressInUseError: the address is taken or not allowed.
         HeadraceError: the model cannot be loaded.
     """
@@ -66,5 +66,11 @@ def _with_environment(config: ServerConfig) -> ServerConfig:
         raise ConfigError(
             "--api-key is empty, so every client could guess it; give a key or remove it", param="api_key"
         )
-    key = env.read("HEADRACE_API_KEY")
-    return dataclasses.replace(config, api_key=(*config.api_key, key)) if key else config
+    if key := env.read("HEADRACE_API_KEY"):
+        config = dataclasses.replace(config, api_key=(*config.api_key, key))
+    if config.salt_per_api_key and not config.api_key:
+        raise ConfigError(
+            "--salt-per-api-key needs keys to make salts of: give --api-key or HEADRACE_API_KEY",
+            param="salt_per_api_key",
+        )
+    return config

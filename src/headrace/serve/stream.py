@@ -19,6 +19,7 @@ from headrace.base.errors import HeadraceError
 from headrace.serve.context import ServeState
 from headrace.serve.errors import envelope, error_response, internal_error
 from headrace.serve.interrupt import ClientGoneError, Interruptible
+from headrace.serve.time_limit import TimeLimit
 
 T = TypeVar("T")
 
@@ -34,17 +35,18 @@ _QUEUE_CHUNKS = 64
 class EventStream(Response):
     """Sends prepared events. The status line waits for the first event, so that an early refusal has its own status."""
 
-    def __init__(self, state: ServeState, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, state: ServeState, events: AsyncGenerator[bytes, None], limit: TimeLimit) -> None:
         super().__init__(media_type="text/event-stream")
         self._state = state
         self._events = events
+        self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request. An error after the first event is an event itself, followed by the end mark."""
         started = False
         body: Message = {"type": "http.response.body", "body": b"", "more_body": True}
         try:
-            async with Interruptible(self._state, receive), aclosing(self._events) as events:
+            async with Interruptible(self._state, receive, self._limit), aclosing(self._events) as events:
                 async for event in events:
                     if not started:
                         await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})

@@ -87,6 +87,8 @@ class Call:
     priority: int
     cache_salt: str | None
     add_special_tokens: bool
+    tenant: str | None = None
+    timeout_s: float | None = None
     closed: threading.Event = field(default_factory=threading.Event)
     finished: bool = False
 
@@ -222,8 +224,10 @@ class FakeTextEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        tenant: str | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[OutputChunk, None]:
-        call = Call(prompt, sampling, request_id, priority, cache_salt, add_special_tokens)
+        call = Call(prompt, sampling, request_id, priority, cache_salt, add_special_tokens, tenant, timeout_s)
         self.calls.append(call)
         try:
             for step in self.script(call):

@@ -83,6 +83,8 @@ CHAT_CASES = [
     ({"logprobs": True, "top_logprobs": 101}, 400, "top_logprobs", "[0, 100]"),
     ({"logprobs": 3}, 400, "logprobs", "true or false, got 3"),
     ({"allowed_token_ids": []}, 400, "allowed_token_ids", "must not be empty"),
+    ({"timeout": 0}, 400, "timeout", "must be above 0"),
+    ({"timeout": "5"}, 400, "timeout", "must be a number"),
     ({"cache_salt": ""}, 400, "cache_salt", "non-empty"),
     ({"cache_salt": "x" * 1025}, 400, "cache_salt", "at most 1024 characters"),
     ({"stream_options": {}}, 400, "stream_options", "stream=true"),

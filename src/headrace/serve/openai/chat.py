@@ -38,6 +38,8 @@ from headrace.serve.openai.prompting import render_prompt
 from headrace.serve.openai.sampling import chat_max_tokens, sampling_params
 from headrace.serve.openai.tokens import encode
 from headrace.serve.stream import EventStream
+from headrace.serve.tenants import salt_of, tenant_of
+from headrace.serve.time_limit import time_limit
 from headrace.types.sampling import MAX_LOGPROBS
 
 if TYPE_CHECKING:
@@ -65,8 +67,8 @@ async def chat_completions(
     job = await _job(state, body, request)
     writer = ChatWriter(state, body, job)
     if body.stream:
-        return EventStream(state, writer.events())
-    async with Interruptible(state, request.receive):
+        return EventStream(state, writer.events(), job.limit)
+    async with Interruptible(state, request.receive, job.limit):
         return json_answer(await writer.collect())
 
 
@@ -83,7 +85,9 @@ async def _job(state: ServeState, body: ChatCompletionRequest, request: Request)
         prompts=[await render_prompt(state, body, body.messages)],
         sampling=sampling,
         priority=body.priority or 0,
-        cache_salt=body.cache_salt,
+        cache_salt=salt_of(state.config, request, body.cache_salt),
+        tenant=tenant_of(request),
+        limit=time_limit(body, state.config.request_timeout_s),
         # The template writes the special tokens itself.
         add_special_tokens=bool(body.add_special_tokens),
     )

@@ -37,6 +37,8 @@ from headrace.serve.openai.logprobs import ClassicLogprobs, prompt_entries
 from headrace.serve.openai.sampling import completion_max_tokens, sampling_params
 from headrace.serve.openai.tokens import encode
 from headrace.serve.stream import EventStream
+from headrace.serve.tenants import salt_of, tenant_of
+from headrace.serve.time_limit import time_limit
 
 if TYPE_CHECKING:
     from headrace.engine.request_output import OutputChunk
@@ -61,8 +63,8 @@ async def completions(
     job = await _job(state, body, request)
     writer = CompletionWriter(state, body, job)
     if body.stream:
-        return EventStream(state, writer.events())
-    async with Interruptible(state, request.receive):
+        return EventStream(state, writer.events(), job.limit)
+    async with Interruptible(state, request.receive, job.limit):
         return json_answer(await writer.collect())
 
 
@@ -82,7 +84,9 @@ async def _job(state: ServeState, body: CompletionRequest, request: Request) -> 
         prompts=_prompts(body),
         sampling=sampling,
         priority=body.priority or 0,
-        cache_salt=body.cache_salt,
+        cache_salt=salt_of(state.config, request, body.cache_salt),
+        tenant=tenant_of(request),
+        limit=time_limit(body, state.config.request_timeout_s),
         add_special_tokens=body.add_special_tokens is not False,
     )
     check_sequences(job)

@@ -172,6 +172,9 @@ class SamplingFields(RequestModel):
     )
     truncation_side: Literal["left", "right"] | None = Field(None, description="Where truncation drops tokens.")
     priority: Int64 | None = Field(None, description="Smaller runs earlier (priority policy only).")
+    timeout: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Longest life of the request in seconds; over it: status 504, or an error event."
+    )
     request_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         None, description="Separates prefix-cache entries of different tenants."
