@@ -14,6 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from headrace.attention.capability import Capability
+from headrace.base.errors import invariant
 from headrace.types.cache_specs import CacheSpec, ChunkedLocalSpec, SlidingWindowSpec
 
 Ints = npt.NDArray[np.int64]
@@ -30,6 +31,9 @@ class Reach:
 
     window_tokens: int = 0
     chunk_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        invariant(not (self.window_tokens and self.chunk_tokens), "a reach cannot have a window and chunks")
 
     @classmethod
     def of(cls, spec: CacheSpec) -> Reach:

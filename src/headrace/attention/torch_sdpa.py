@@ -68,7 +68,7 @@ class PrefillRow:
         first: index of its first token among T.
         start: position of its first token.
         tokens: n.
-        fresh: True if it sees no key from before ``start``.
+        fresh: True if it needs no key from before ``start`` and no mask: the step's own keys do.
         read: what to gather.
         origin: position of the first gathered token.
         pieces: all its tokens.
@@ -204,14 +204,15 @@ class TorchSdpa:
         reach = memory.reach.first(positions)
         base = reach[:1] // memory.block_tokens
         blocks = (start + tokens - 1) // memory.block_tokens + 1 - int(base[0])
+        pieces = _pieces(positions, reach, memory)
         return PrefillRow(
             first=first,
             start=start,
             tokens=tokens,
-            fresh=int(reach[0]) == start,
+            fresh=all(piece.mask is None for piece in pieces),
             read=memory.read(batch, np.array([row]), base, blocks, reach[:1], positions[-1:]),
             origin=int(base[0]) * memory.block_tokens,
-            pieces=_pieces(positions, reach, memory),
+            pieces=pieces,
         )
 
 
