@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from tiny_models import Runner, random_ids, reference
+from tiny_models import FAMILIES, Runner, random_ids, reference
 
-from headrace.attention.select import load_backend
 from headrace.layers.context import ModelContext
 from headrace.layers.kernels import make_kernel
-from headrace.ops.activation.eager import silu_mul_invariant
+from headrace.ops.activation.eager import gelu_mul_invariant, silu_mul_invariant
+from headrace.ops.activation.rows import by_rows
 from headrace.ops.linear import packed, plain
 from headrace.ops.linear.plain import TiledLinear, proven_heights
 from headrace.ops.norm.eager import head_rms_norm, rms_norm
@@ -21,7 +23,7 @@ threads = pytest.mark.parametrize("threads", [1, 2])
 
 
 @threads
-@pytest.mark.parametrize("case", ["llama", "llama_tied_biased", "mistral", "qwen2_tied", "qwen3"])
+@pytest.mark.parametrize("case", ["llama", "llama_tied_biased", "mistral", "qwen2_tied", "qwen3", *FAMILIES])
 def test_whole_model(case: str, threads: int) -> None:
     torch.set_num_threads(threads)
     oracle = reference(case)
@@ -44,8 +46,9 @@ def test_whole_model(case: str, threads: int) -> None:
 
     # A prefix that another row has computed in one piece.
     hit = Runner(oracle, backend="torch_exact", shuffle_seed=4)
-    hit.hidden([("a", ids)])
+    hit.hidden([("a", ids[:64])])
     hit.share_prefix("a", "b", 64)
+    hit.hidden([("a", ids[64:])])
     tail = torch.cat((hit.logits([("b", ids[64:100])])["b"], hit.logits([("b", ids[100:])])["b"]))
     assert torch.equal(tail, want[64:])
 
@@ -63,9 +66,7 @@ def check_linear(linear: object, columns: int) -> None:
 def test_chosen_linear(shape: tuple[int, int], threads: int) -> None:
     """Whichever kernel this build of torch deserves: packed where it proves itself, else tiles."""
     torch.set_num_threads(threads)
-    context = ModelContext(
-        torch.float32, torch.device("cpu"), TensorParallel(), "none", load_backend("torch_exact"), True
-    )
+    context = ModelContext(torch.float32, torch.device("cpu"), TensorParallel(), "none", True)
     kernel = make_kernel(torch.randn(shape) / 20, torch.randn(shape[0]), context)
     proven = packed.is_available(torch.float32) and packed.keeps_bits(*shape)
     assert isinstance(kernel, packed.PackedLinear if proven else TiledLinear)
@@ -103,12 +104,25 @@ def test_a_packed_kernel_that_gives_other_bits_is_not_used(monkeypatch: pytest.M
 
 @threads
 @pytest.mark.parametrize("width", [1, 31, 576, 1536, 11008, 40000])
-def test_activation(width: int, threads: int) -> None:
+@pytest.mark.parametrize("activate", [silu_mul_invariant, gelu_mul_invariant])
+def test_activation(activate: Callable[[torch.Tensor], torch.Tensor], width: int, threads: int) -> None:
     torch.set_num_threads(threads)
     x = torch.randn(23, 2 * width) * 3
-    whole = silu_mul_invariant(x.clone())
+    whole = activate(x.clone())
     for first, rows in ((0, 1), (22, 1), (3, 7), (1, 20)):
-        assert torch.equal(silu_mul_invariant(x[first : first + rows].clone()), whole[first : first + rows])
+        assert torch.equal(activate(x[first : first + rows].clone()), whole[first : first + rows])
+
+
+@threads
+@pytest.mark.parametrize("width", [1, 4, 31, 576, 40000])
+@pytest.mark.parametrize("name", ["sigmoid_", "exp_", "tanh_"])
+def test_element_wise_by_rows(name: str, width: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    x = torch.randn(23, width) * 3
+    whole = by_rows(x, getattr(torch, name))
+    torch.testing.assert_close(whole, getattr(torch, name)(x.clone()))
+    for first, rows in ((0, 1), (22, 1), (3, 7), (1, 20)):
+        assert torch.equal(by_rows(x[first : first + rows].clone(), getattr(torch, name)), whole[first : first + rows])
 
 
 @threads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import CASES, Runner, oracle_logits, random_ids, reference
+from tiny_models import CASES, FAMILIES, Runner, oracle_logits, random_ids, reference
 
 TOLERANCE = 1e-4
 BACKENDS = ("torch_sdpa", "torch_exact")
@@ -32,7 +32,7 @@ def test_prefill_chunks_and_decode(case: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3", *FAMILIES])
 def test_ragged_batches(case: str, backend: str) -> None:
     oracle = reference(case)
     prompts = {
@@ -59,8 +59,9 @@ def test_ragged_batches(case: str, backend: str) -> None:
         close(torch.cat(got[name]), want[name])
 
 
-def test_decode_rows_of_very_different_length() -> None:
-    oracle = reference("llama")
+@pytest.mark.parametrize("case", ["llama", "gemma3", "llama4", "qwen3_next"])
+def test_decode_rows_of_very_different_length(case: str) -> None:
+    oracle = reference(case)
     lengths = {"a": 3, "b": 200, "c": 60, "d": 199, "e": 9}
     prompts = {name: random_ids(length, seed) for seed, (name, length) in enumerate(lengths.items())}
     runner = Runner(oracle)
@@ -71,12 +72,14 @@ def test_decode_rows_of_very_different_length() -> None:
         close(got[name], oracle_logits(oracle, ids)[-1:])
 
 
-def test_prefix_from_cache() -> None:
-    oracle = reference("qwen3")
+@pytest.mark.parametrize("case", ["qwen3", *FAMILIES])
+def test_prefix_from_cache(case: str) -> None:
+    oracle = reference(case)
     ids = random_ids(30)
     runner = Runner(oracle)
-    runner.hidden([("a", ids[:20])])
+    runner.hidden([("a", ids[:16])])
     runner.share_prefix("a", "b", 16)
+    runner.hidden([("a", random_ids(9, 5))])
     close(runner.logits([("b", ids[16:])])["b"], oracle_logits(oracle, ids)[16:])
 
 
@@ -123,7 +126,7 @@ def test_rope_scalings(scaling: str) -> None:
     close(torch.cat((first, rest)), want)
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen2_tied", "qwen3"])
+@pytest.mark.parametrize("case", ["llama", "qwen2_tied", "qwen3", "gemma3"])
 def test_bfloat16_stays_near(case: str) -> None:
     """bf16 is judged by the size of its own rounding: as near to fp32 as transformers in bf16 is, within a factor."""
     oracle = reference(case)

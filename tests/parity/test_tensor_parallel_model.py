@@ -65,6 +65,12 @@ def run_rank(oracle: Any, group: ThreadParallel, ids: list[int], changes: dict[s
         ("qwen2", 2, {}),
         ("qwen3", 2, {}),
         ("qwen3_tied_biased", 4, {}),
+        ("gemma3", 2, {}),
+        ("gemma3_capped", 4, {}),
+        ("llama4", 2, {}),
+        ("llama4_no_norm", 4, {}),
+        ("qwen3_next", 2, {}),
+        ("qwen3_next_dense", 4, {"backend": "torch_exact"}),
     ],
 )
 def test_equals_one_rank(case: str, size: int, changes: dict[str, Any]) -> None:

@@ -6,9 +6,8 @@ import math
 
 import pytest
 import torch
-from tiny_models import CASES, CPU, decoder_of, load, reference
+from tiny_models import CASES, CPU, checkpoint, decoder_of, load, reference
 
-from headrace.attention.select import load_backend
 from headrace.base.errors import ConfigError, InvariantError, UnsupportedModelError, WeightLoadError
 from headrace.config.decoder import ARCHITECTURES
 from headrace.models.registry import MODULES, CausalModel, ModelContext, build_model, model_class
@@ -22,7 +21,6 @@ def build(case: str, tp: TensorParallel | None = None, **changes: object) -> Cau
         CPU,
         tp or TensorParallel(),
         fields["quantization"],  # type: ignore[arg-type]
-        load_backend("torch_sdpa"),
         bool(fields["invariant"]),
     )
     return build_model(decoder_of(reference(case)), context)
@@ -32,7 +30,7 @@ def build(case: str, tp: TensorParallel | None = None, **changes: object) -> Cau
 def test_targets_are_exactly_the_checkpoint(case: str) -> None:
     oracle = reference(case)
     model = build(case)
-    shapes = {name: tuple(tensor.shape) for name, tensor in oracle.state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint(oracle).items()}
     if model.decoder.tie_embeddings:
         assert shapes.pop("lm_head.weight") == shapes["model.embed_tokens.weight"]
         assert "lm_head.weight" in model.ignorable_weights
@@ -41,7 +39,7 @@ def test_targets_are_exactly_the_checkpoint(case: str) -> None:
     assert {name: target.shape for name, target in model.weight_targets().items()} == shapes
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3_tied_biased"])
+@pytest.mark.parametrize("case", ["llama", "qwen3_tied_biased", "gemma3", "llama4", "qwen3_next"])
 def test_every_target_matters(case: str) -> None:
     """Poison one tensor: some parameter must hold the poison, so no loader drops its tensor."""
     names = list(build(case).weight_targets())
@@ -56,18 +54,23 @@ def test_every_target_matters(case: str) -> None:
         assert sum(int(value.isnan().sum()) for value in held) == want * heads, poisoned
 
 
-def parameters(model: CausalModel) -> list[torch.Tensor]:
-    found = [model._embedding.table.weight, model._norm.weight]
-    if model._own_table is not None:
-        found.append(model._own_table.weight)
-    for layer in model._layers:
-        attention, mlp = layer.attention, layer.mlp
-        found += [layer.attention_norm.weight, layer.mlp_norm.weight]
-        if attention.head_norm is not None:
-            found.append(attention.head_norm._weight)
-        for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down):
-            found += [value for value in (linear.weight, linear.bias) if value is not None]
-    return found
+def parameters(part: object, seen: set[int] | None = None) -> list[torch.Tensor]:
+    """Return every float tensor that a model holds, once each: parts are plain objects, lists and dictionaries."""
+    seen = set() if seen is None else seen
+    if id(part) in seen:
+        return []
+    seen.add(id(part))
+    if isinstance(part, torch.Tensor):
+        return [part] if part.is_floating_point() else []
+    if isinstance(part, list | tuple):
+        inner: list[object] = list(part)
+    elif isinstance(part, dict):
+        inner = list(part.values())
+    elif type(part).__module__.startswith(("headrace.layers", "headrace.models")):
+        inner = list(vars(part).values())
+    else:
+        inner = []
+    return [value for item in inner for value in parameters(item, seen)]
 
 
 def test_loaders_cast_and_do_not_keep_the_tensor() -> None:

@@ -149,7 +149,6 @@ def test_a_packed_head_is_a_copy_even_if_it_is_tied():
 @pytest.mark.parametrize("formats", [Formats("float32"), Formats("float32", packed=True), BF16_CPU, INT8], ids=str)
 def test_sizes_are_those_of_the_models_that_are_built(architecture, tied, formats):
     torch = pytest.importorskip("torch")
-    from headrace.attention.select import load_backend
     from headrace.layers.context import ModelContext
     from headrace.models.registry import build_model
     from headrace.parallel.groups import TensorParallel
@@ -171,7 +170,6 @@ def test_sizes_are_those_of_the_models_that_are_built(architecture, tied, format
         device=torch.device("cpu"),
         tp=TensorParallel(),
         quantization="int8" if formats.int8 else "none",
-        attention=load_backend("torch_sdpa"),
         # The CPU packs fp32 where answers must be reproducible; Formats("float32") is what a GPU does.
         invariant=formats == Formats("float32", packed=True),
     )
