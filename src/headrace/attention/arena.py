@@ -120,6 +120,11 @@ class LayerState:
 class KvArena:
     """All KV memory of a rank.
 
+    Attributes:
+        layout: of the memory.
+        memory: [bytes] uint8; all of it.
+        device: of the memory.
+
     Args:
         layout: of the memory.
         dtype: of keys and values.
@@ -135,7 +140,7 @@ class KvArena:
         self.layout = layout
         self.device = device
         self._granule_bytes = layout.granule_bytes or sum(group.block_bytes() for group in layout.groups)
-        self._bytes = zeroed_bytes(layout.total_bytes(), device)
+        self.memory = zeroed_bytes(layout.total_bytes(), device)
         # Bits of one type may be no number in another; on a GPU nobody looks at the values (a synchronisation).
         plain = all(not isinstance(group.spec, RecurrentSpec) for group in layout.groups)
         self._finite = Finite(device.type == "cpu" and plain)
@@ -146,7 +151,7 @@ class KvArena:
             for place, key in enumerate(zip(group.layer_indices, parts, strict=True)):
                 self._places[key] = (group, place)
             if isinstance(group.spec, FullAttentionSpec | SlidingWindowSpec | ChunkedLocalSpec):
-                memory = BlockMemory(group, self._bytes, self._granule_bytes, dtype, self._finite)
+                memory = BlockMemory(group, self.memory, self._granule_bytes, dtype, self._finite)
                 self._backends[group.group] = load_backend(backends[group.group], memory)
             elif not isinstance(group.spec, RecurrentSpec):
                 raise UnsupportedModelError(f"the worker keeps no {kind_of(group.spec)} caches yet")
@@ -155,7 +160,7 @@ class KvArena:
     @property
     def total_bytes(self) -> int:
         """Bytes of the memory."""
-        return self._bytes.numel()
+        return self.memory.numel()
 
     @property
     def groups(self) -> int:
@@ -206,7 +211,7 @@ class KvArena:
         for copy in copies:
             block_bytes = self.layout.groups[copy.group].block_bytes()
             source, target = copy.source * self._granule_bytes, copy.target * self._granule_bytes
-            self._bytes[target : target + block_bytes].copy_(self._bytes[source : source + block_bytes])
+            self.memory[target : target + block_bytes].copy_(self.memory[source : source + block_bytes])
 
     def observe(self, hidden: Tensor) -> None:
         """Look at the final hidden states [T, H]: non-finite ones mean that the memory now holds non-finite values."""
@@ -224,7 +229,7 @@ class KvArena:
         size, part = dtype.itemsize, math.prod(shape) * dtype.itemsize
         aligned = self._granule_bytes % size == 0 and offset_bytes % size == 0
         invariant(aligned, f"granules of {self._granule_bytes} B do not hold {dtype} at offset {offset_bytes}")
-        ids = (self._bytes.numel() - offset_bytes - part) // self._granule_bytes + 1
+        ids = (self.memory.numel() - offset_bytes - part) // self._granule_bytes + 1
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        typed = self._bytes[: self._bytes.numel() // size * size].view(dtype)
+        typed = self.memory[: self.memory.numel() // size * size].view(dtype)
         return typed.as_strided((ids, *shape), (self._granule_bytes // size, *strides), offset_bytes // size)

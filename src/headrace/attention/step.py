@@ -39,6 +39,7 @@ class StepContext:
         starts: [R] position of each row's first token.
         tokens: [R] tokens of each row.
         longest_tokens: above every position of the step.
+        batches: rows with the tables of each group, by group.
 
     Args:
         positions: [T] int64.
@@ -50,7 +51,7 @@ class StepContext:
         self.starts: Ints = batches[0].starts
         self.tokens: Ints = batches[0].tokens
         self.longest_tokens = int((self.starts + self.tokens).max())
-        self._batches = batches
+        self.batches = batches
         self._prepared: dict[int, Any] = {}
         self._shared: dict[Hashable, Any] = {}
 
@@ -70,14 +71,14 @@ class StepContext:
         """Return what a group's backend prepares for the step; made when the first layer of the group asks."""
         prepared = self._prepared.get(group)
         if prepared is None:
-            prepared = self._prepared[group] = backend.prepare(self._batches[group])
+            prepared = self._prepared[group] = backend.prepare(self.batches[group])
         return prepared
 
     def state_rows(self, group: int) -> StateRows:
         """Return where the states of a recurrent group are; made when the first layer of the group asks."""
         found: StateRows | None = self._prepared.get(group)
         if found is None:
-            batch, device = self._batches[group], self.positions.device
+            batch, device = self.batches[group], self.positions.device
             ids = torch.from_numpy(batch.tables[batch.slots, 0]).to(device)
             fresh = torch.from_numpy(batch.starts == 0).to(device)
             found = self._prepared[group] = StateRows(ids, fresh, batch.starts.tolist(), batch.tokens.tolist())

@@ -24,24 +24,37 @@ def logits_of(value: int) -> np.ndarray:
     return np.random.default_rng(value).normal(0, 3, VOCAB).astype(np.float32)
 
 
-class FakeBackend:
-    def prepare(self, batch):
-        return batch
-
-
 class FakeModel:
-    """Attributes: poisoned: hashes whose logits are NaN; logit_rows: rows of each call of `logits`."""
+    """A model and its memory of one group.
+
+    Attributes: poisoned: hashes whose logits are NaN; logit_rows: rows of each call of `logits`; done: what happened to
+    the memory, in order.
+    """
+
+    groups = 1
 
     def __init__(self, blocks=64):
         self.memory = np.full((blocks, BLOCK_TOKENS), -1, np.int64)
         self.poisoned = set()
         self.logit_rows = []
+        self.done = []
 
-    def forward(self, token_ids, positions, step):
+    def copy(self, copies):
+        for copy in copies:
+            self.done.append((copy.source, copy.target))
+            self.memory[copy.target] = self.memory[copy.source]
+
+    def observe(self, hidden):
+        self.done.append("observe")
+
+    def forward(self, token_ids, step):
         hidden, place = [], 0
-        for start, count, table in zip(step.starts, step.tokens, step.block_tables, strict=True):
+        self.done.append("forward")
+        batch = step.batches[0]
+        for start, count, slot in zip(batch.starts, batch.tokens, batch.slots, strict=True):
+            table = batch.tables[slot]
             for position in range(start, start + count):
-                assert positions[place] == position
+                assert step.positions[place] == position
                 self.memory[table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = token_ids[place]
                 context = [self.memory[table[p // BLOCK_TOKENS], p % BLOCK_TOKENS] for p in range(position + 1)]
                 hidden.append([context_hash(context)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fake_model import VOCAB, FakeBackend, FakeModel, context_hash, logits_of
+from fake_model import VOCAB, FakeModel, context_hash, logits_of
 from sampling_reference import choices, slot_start
 
 from headrace.base.errors import InvariantError
@@ -23,7 +23,7 @@ class Bench:
         self.model = FakeModel()
         self.runner = StepRunner(
             self.model,
-            FakeBackend(),
+            self.model,
             slots=8,
             vocab_tokens=VOCAB,
             device=torch.device("cpu"),

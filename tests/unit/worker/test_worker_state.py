@@ -21,6 +21,11 @@ def started(slot=0, **changes):
     return state
 
 
+def tables(state, slot):
+    lengths = state.table_blocks[slot].tolist()
+    return [table[slot, :length].tolist() for table, length in zip(state.block_tables, lengths, strict=True)]
+
+
 def test_a_slot_keeps_prompt_output_and_last_token():
     state = started(prompt=[5, 6, 7], output=[8, 9])
     assert (state.lengths[0], state.prompt_lengths[0], state.last_tokens[0]) == (5, 3, 9)
@@ -41,18 +46,28 @@ def test_tokens_grow_past_the_first_capacity():
 
 def test_block_tables_grow_per_group_and_are_copies():
     start = slot_start(1, GREEDY, blocks=[[1, 2], [7]])
-    state = BatchState(4)
+    state = BatchState(4, groups=2)
     state.start(start)
     state.append_blocks(BlockAppend(Slot(1), [[BlockId(3)], []]))
-    assert state.block_tables[1] == [[1, 2, 3], [7]]
+    assert tables(state, 1) == [[1, 2, 3], [7]]
     assert start.blocks == [[1, 2], [7]]
+    # Past the first capacity, beside another slot; behind a table's end is the null block.
+    state.start(slot_start(2, GREEDY, blocks=[[4], list(range(100, 400))]))
+    assert tables(state, 2) == [[4], list(range(100, 400))]
+    assert tables(state, 1) == [[1, 2, 3], [7]]
+    assert not state.block_tables[1][1, 1:].any()
+    state.release(2)
+    state.start(slot_start(2, GREEDY, blocks=[[], [9]]))
+    assert tables(state, 2) == [[], [9]]
+    assert not state.block_tables[0][2].any()
+    assert not state.block_tables[1][2, 1:].any()
 
 
 def test_release_then_reuse():
     state = started(prompt=[1, 2, 3])
     state.fail(0, "why", 10)
     state.release(0)
-    assert (state.lengths[0], state.failures[0], state.block_tables[0]) == (0, None, [])
+    assert (state.lengths[0], state.failures[0], tables(state, 0)) == (0, None, [[]])
     state.start(slot_start(0, GREEDY, prompt=[4]))
     assert state.tokens(0)[:1].tolist() == [4]
 
