@@ -92,7 +92,7 @@ def test_packing_is_silent_and_leaves_the_engine_alone() -> None:
     assert torch.backends.quantized.engine == engine
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3_tied_biased"])
+@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3_tied_biased", "gemma3", "llama4", "qwen3_next"])
 def test_whole_model_stays_near(case: str) -> None:
     oracle = reference(case)
     ids = random_ids(60)

@@ -17,6 +17,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
 }
 """``general.architecture`` -> (architecture, model_type)."""
 
@@ -74,7 +75,37 @@ def hf_config(gguf: GgufFile) -> dict[str, Any]:
     scaling = _rope_scaling(gguf, keys, config)
     if scaling is not None:
         config["rope_scaling"] = scaling
-    return config
+    return config | _gemma3(keys, config) if arch == "gemma3" else config
+
+
+_GEMMA3_27B_LAYERS = 62
+
+
+def _gemma3(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Return what Gemma 3 has beyond the others.
+
+    The files have neither the pattern of windows nor the theta of windowed layers nor the scalar of the queries:
+    llama.cpp has them in its code, where the largest model alone is scaled by hidden size over heads. A rope scaling is
+    for the full layers, as in ``config.json``.
+    """
+    found: dict[str, Any] = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": keys.count("attention.sliding_window"),
+        "rope_theta": keys.number("rope.freq_base", 1_000_000.0),
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
+        "query_pre_attn_scalar": config["head_dim"],
+    }
+    if config["num_hidden_layers"] == _GEMMA3_27B_LAYERS:
+        found["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"]
+    pattern = keys.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        found["layer_types"] = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+    else:
+        found["sliding_window_pattern"] = keys.count("attention.sliding_window_pattern", 6)
+    for name in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if keys.get(name) is not None:
+            found[name] = keys.number(name)
+    return found
 
 
 class _Keys:

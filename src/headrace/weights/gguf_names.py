@@ -29,18 +29,47 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""Where a layer has four norms, the one before the MLP has another name."""
 _LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
 _PERMUTED = re.compile(r"self_attn\.([qk])_proj\.(weight|bias)$")
 
 
-def hf_name(name: str) -> str | None:
-    """Return the checkpoint name of a GGUF tensor, or None for a tensor of another kind."""
+def hf_name(name: str, arch: str) -> str | None:
+    """Return the checkpoint name of a GGUF tensor, or None for a tensor of another kind.
+
+    Args:
+        name: in the file.
+        arch: ``general.architecture``.
+    """
     if name in _OUTSIDE:
         return _OUTSIDE[name]
     match = _LAYER.fullmatch(name)
-    if match is None or match[2] not in _IN_LAYER:
+    known = _IN_LAYER | _SANDWICH if arch == "gemma3" else _IN_LAYER
+    if match is None or match[2] not in known:
         return None
-    return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
+    return f"model.layers.{match[1]}.{known[match[2]]}.{match[3]}"
+
+
+def restore_values(name: str, tensor: torch.Tensor, arch: str, heads: int, kv_heads: int) -> torch.Tensor:
+    """Undo what llama.cpp's conversion does to values and to their order.
+
+    Args:
+        name: checkpoint name.
+        tensor: dequantised.
+        arch: ``general.architecture``.
+        heads: query heads.
+        kv_heads: key heads.
+    """
+    if arch == "llama":
+        return restore_row_order(name, tensor, heads, kv_heads)
+    if arch == "gemma3" and name.endswith("norm.weight"):
+        return tensor - 1  # stored ready to multiply by; checkpoints have the distance from 1
+    return tensor
 
 
 def restore_row_order(name: str, tensor: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:

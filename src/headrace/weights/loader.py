@@ -18,7 +18,7 @@ from headrace.base.errors import WeightLoadError, invariant
 from headrace.weights.gguf_config import ROPE_FACTORS
 from headrace.weights.gguf_dequant import dequantize
 from headrace.weights.gguf_file import GgufFile
-from headrace.weights.gguf_names import hf_name, restore_row_order
+from headrace.weights.gguf_names import hf_name, restore_values
 from headrace.weights.source import ModelFiles
 from headrace.weights.target import WeightTarget
 
@@ -184,15 +184,15 @@ def _gguf_entries(files: ModelFiles) -> Iterator[_Entry]:
     invariant(path is not None, "a GGUF model without its path")
     gguf = GgufFile(str(path))
     heads, kv_heads = int(files.config["num_attention_heads"]), int(files.config["num_key_value_heads"])
-    reordered = gguf.metadata.get("general.architecture") == "llama"
+    arch = str(gguf.metadata.get("general.architecture"))
     for tensor in gguf.tensors.values():
         if tensor.name == ROPE_FACTORS:
             continue  # became a part of the configuration
-        name = hf_name(tensor.name) or tensor.name
+        name = hf_name(tensor.name, arch) or tensor.name
 
         def read(stored: str = tensor.name, name: str = name) -> torch.Tensor:
             place = gguf.tensors[stored]
             values = dequantize(gguf.raw(stored), place.type.name, place.shape)
-            return restore_row_order(name, values, heads, kv_heads) if reordered else values
+            return restore_values(name, values, arch, heads, kv_heads)
 
         yield _Entry(name, tensor.shape, tensor.size_bytes, gguf.path.name, read)

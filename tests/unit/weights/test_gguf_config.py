@@ -186,9 +186,41 @@ def test_values_of_another_kind_are_model_source_errors(
 
 
 def test_another_architecture_is_refused(write_gguf: Callable[..., Path]) -> None:
-    with pytest.raises(UnsupportedModelError, match="'gemma3' is not supported"):
-        hf_config(GgufFile(write_gguf({}, EMBEDDING, arch="gemma3")))
+    with pytest.raises(UnsupportedModelError, match="'gemma2' is not supported"):
+        hf_config(GgufFile(write_gguf({}, EMBEDDING, arch="gemma2")))
 
 
 def test_equal_numbers_for_each_layer_count_as_one(write_gguf: Callable[..., Path]) -> None:
     assert mapped(write_gguf, attention__head_count_kv=[2, 2])["num_key_value_heads"] == 2
+
+
+def test_gemma3(write_gguf: Callable[..., Path]) -> None:
+    config = mapped(write_gguf, "gemma3", rope__freq_base=1e6, attention__sliding_window=512, block_count=7)
+    assert config["architectures"] == ["Gemma3ForCausalLM"]
+    assert (config["sliding_window"], config["query_pre_attn_scalar"], config["tie_word_embeddings"]) == (512, 16, True)
+    decoder = parse_decoder(config)
+    assert [kind.mixer for kind in decoder.layers] == ["sliding"] * 5 + ["full", "sliding"]
+    assert [rope.theta for rope in decoder.ropes] == [1e6, 1e4]
+
+
+def test_what_a_gemma3_file_may_say(write_gguf: Callable[..., Path]) -> None:
+    config = mapped(
+        write_gguf, "gemma3", attention__sliding_window=64, block_count=3, final_logit_softcapping=30.0,
+        attention__sliding_window_pattern=[True, False, True], rope__scaling__type="linear", rope__scaling__factor=8.0,
+        rope__freq_base_swa=500.0,
+    )  # fmt: skip
+    decoder = parse_decoder(config)
+    assert [kind.mixer for kind in decoder.layers] == ["sliding", "full", "sliding"]
+    assert [(rope.theta, rope.scaling.kind) for rope in decoder.ropes] == [(50000.0, "linear"), (500.0, "none")]
+    assert decoder.logit_cap == 30.0
+
+
+def test_the_largest_gemma3_has_another_scale(write_gguf: Callable[..., Path]) -> None:
+    keys = {"attention__sliding_window": 64, "attention__key_length": 32, "attention__value_length": 32}
+    assert mapped(write_gguf, "gemma3", block_count=62, **keys)["query_pre_attn_scalar"] == 64 // 4
+    assert mapped(write_gguf, "gemma3", block_count=34, **keys)["query_pre_attn_scalar"] == 32
+
+
+def test_a_gemma3_file_without_its_window_is_refused(write_gguf: Callable[..., Path]) -> None:
+    with pytest.raises(UnsupportedModelError, match="sliding_window"):
+        mapped(write_gguf, "gemma3")

@@ -10,7 +10,7 @@ import torch
 
 from headrace.base.errors import WeightLoadError
 from headrace.config import ModelConfig
-from headrace.weights.gguf_names import hf_name, restore_row_order
+from headrace.weights.gguf_names import hf_name, restore_row_order, restore_values
 from headrace.weights.loader import LoadReport, dummy_values, load_weights
 from headrace.weights.source import ModelFiles, resolve_model
 from headrace.weights.target import WeightTarget
@@ -196,7 +196,7 @@ def test_an_unknown_gguf_tensor_is_named(write_gguf: Callable[..., Path]) -> Non
 def test_names_of_all_tensors_of_smollm(smollm_path: Path) -> None:
     from headrace.weights.gguf_file import GgufFile
 
-    names = [hf_name(name) for name in GgufFile(smollm_path).tensors]
+    names = [hf_name(name, "llama") for name in GgufFile(smollm_path).tensors]
     assert None not in names
     assert len(set(names)) == 272
     assert {"model.layers.29.mlp.down_proj.weight", "model.embed_tokens.weight", "model.norm.weight"} <= set(names)
@@ -205,3 +205,20 @@ def test_names_of_all_tensors_of_smollm(smollm_path: Path) -> None:
 def test_other_projections_keep_their_order() -> None:
     tensor = torch.arange(12.0).reshape(6, 2)
     assert restore_row_order("model.layers.0.self_attn.v_proj.weight", tensor, 1, 1) is tensor
+
+
+def test_names_of_four_norms() -> None:
+    prefix = "model.layers.3."
+    assert hf_name("blk.3.ffn_norm.weight", "llama") == prefix + "post_attention_layernorm.weight"
+    assert hf_name("blk.3.ffn_norm.weight", "gemma3") == prefix + "pre_feedforward_layernorm.weight"
+    assert hf_name("blk.3.post_attention_norm.weight", "gemma3") == prefix + "post_attention_layernorm.weight"
+    assert hf_name("blk.3.post_ffw_norm.weight", "gemma3") == prefix + "post_feedforward_layernorm.weight"
+    assert hf_name("blk.3.post_ffw_norm.weight", "llama") is None
+
+
+def test_norms_of_gemma_become_distances_from_1() -> None:
+    stored = torch.tensor([1.5, 0.25])
+    name = "model.layers.0.self_attn.q_norm.weight"
+    assert torch.equal(restore_values(name, stored, "gemma3", 1, 1), torch.tensor([0.5, -0.75]))
+    assert restore_values(name, stored, "qwen3", 1, 1) is stored
+    assert restore_values("model.embed_tokens.weight", stored, "gemma3", 1, 1) is stored
