@@ -19,6 +19,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from headrace.base.errors import WeightLoadError
+from headrace.base.ids import RequestId, Slot
 from headrace.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from headrace.text.token_bytes import byte_alphabet
 from headrace.types.cache_specs import FullAttentionSpec, KvLayout, LayerCache
@@ -109,14 +110,23 @@ class FakeExecutor:
             self._slots[start.slot] = list(start.token_ids)
             sampling = start.sampling
             self._facts[start.slot] = (start.prompt_tokens, sampling.logprobs, sampling.prompt_logprobs)
-        if self._poisoned and any(POISON in self._slots[row.slot] for row in plan.rows):
+        touched = [*plan.decodes, *(row.slot for row in plan.rows)]
+        if self._poisoned and any(POISON in self._slots[slot] for slot in touched):
             os.kill(os.getpid(), signal.SIGKILL)
         if self._step_s:
             time.sleep(self._step_s)  # the device's own time, not a way to synchronise
-        return StepResult(plan.step, [self._row(row) for row in plan.rows])
+        decodes = [self._row(self._decode(slot)) for slot in plan.decodes]
+        errors = [(index, answer.error) for index, answer in enumerate(decodes) if answer.error is not None]
+        tokens = [answer.token_ids[0] if answer.token_ids else 0 for answer in decodes]
+        return StepResult(plan.step, [self._row(row) for row in plan.rows], tokens, errors)
 
     def close(self) -> None:
         self.closed = True
+
+    def _decode(self, slot: int) -> PlanRow:
+        _, logprobs, prompt_logprobs = self._facts[slot]
+        assert logprobs is prompt_logprobs is None, "a decode in the columns asks for nothing but a token"
+        return PlanRow(Slot(slot), RequestId(""), len(self._slots[slot]) - 1, 1, True)
 
     def _row(self, row: PlanRow) -> RowResult:
         tokens = self._slots[row.slot]

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from headrace.base.clock import Clock
 from headrace.base.errors import ConfigError, InsufficientMemoryError, invariant
 from headrace.base.ids import RequestId
@@ -20,10 +22,10 @@ from headrace.observe.startup import StartupTable
 from headrace.sched.scheduler import Scheduler
 from headrace.types.cache_specs import KvLayout
 from headrace.types.events import AddRequest, InboxEvent
-from headrace.types.outputs import SchedulerStats
+from headrace.types.outputs import SchedulerStats, StepNews
 from headrace.types.plans import StepPlan
 from headrace.types.results import StepResult
-from headrace.types.wire import CoreReady, StepOutputs
+from headrace.types.wire import CoreReady, StepOutputs, outputs_of
 from headrace.types.worker_facts import WorkerFacts
 
 if TYPE_CHECKING:
@@ -143,15 +145,15 @@ class EngineCore:
         self._note_plans()
         if not _is_empty(plan):
             self._executor.submit(plan)
-        limit = 0 if not plan.rows else self._config.scheduler.steps_in_flight - 1
-        deltas = []
+        limit = 0 if not (plan.decodes or plan.rows) else self._config.scheduler.steps_in_flight - 1
+        news: list[StepNews] = []
         while len(self._in_flight) > limit:
             oldest = self._in_flight[0]
             result = StepResult(oldest.step, []) if _is_empty(oldest) else self._executor.collect()
             invariant(result.step == oldest.step, f"result of step {result.step} in place of step {oldest.step}")
             self._in_flight.popleft()
-            deltas.extend(scheduler.apply(oldest, result, self._clock.now_s()))
-        return StepOutputs(deltas, scheduler.stats())
+            news.append(scheduler.apply(oldest, result, self._clock.now_s()))
+        return outputs_of(news, scheduler.stats())
 
     def close(self) -> None:
         """Release the executor; safe to call twice."""
@@ -161,14 +163,11 @@ class EngineCore:
         if self._record is not None:
             arrivals = [event.request.request_id for event in inbox if isinstance(event, AddRequest)]
             if arrivals:
-                self._record([*self._touched(), *arrivals])
+                self._record([*self._require_scheduler().planned_ids(), *arrivals])
 
     def _note_plans(self) -> None:
         if self._record is not None:
-            self._record(self._touched())
-
-    def _touched(self) -> list[RequestId]:
-        return [row.request_id for plan in self._in_flight for row in plan.rows]
+            self._record(self._require_scheduler().planned_ids())
 
     def _require_scheduler(self) -> Scheduler:
         if self._scheduler is None:
@@ -202,4 +201,5 @@ def fit_model_len(wanted: int | None, max_position: int, layout: KvLayout) -> in
 
 
 def _is_empty(plan: StepPlan) -> bool:
-    return not (plan.rows or plan.starts or plan.appends or plan.releases)
+    # Everything but the step's number is a list of work.
+    return not any(msgspec.structs.astuple(plan)[1:])

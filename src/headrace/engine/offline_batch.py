@@ -71,7 +71,7 @@ class OfflineBatch:
             self._running[request.request_id] = number, SequenceOutput(request, index, self._tokenizer)
             self._core.post(AddRequest(request))
         completed = 0
-        for delta in self._core.step().deltas:
+        for delta in self._core.step().each():
             entry = self._running.get(delta.request_id)
             if entry is None:
                 continue

@@ -37,6 +37,28 @@ def end_delta(
     )
 
 
+def token_delta(request: Request, token_id: int, finish: tuple[FinishReason, int | None] | None) -> RequestDelta:
+    """Return the delta for a decode that has more to say than its token.
+
+    Args:
+        request: its new token has been added already.
+        token_id: the token.
+        finish: reason and stop token, if the new token ends the request.
+
+    Mutates: ``request.delta_sent``.
+    """
+    reason, stop_token_id = finish or (None, None)
+    return RequestDelta(
+        request_id=request.request_id,
+        new_token_ids=[token_id],
+        finish_reason=reason,
+        stop_token_id=stop_token_id,
+        cached_tokens=request.cached_tokens,
+        first_scheduled_s=_first_scheduled_s(request),
+        preemptions=request.preemptions,
+    )
+
+
 def row_delta(
     request: Request, row: PlanRow, answer: RowResult, finish: tuple[FinishReason, int | None] | None
 ) -> RequestDelta:

@@ -20,6 +20,7 @@ class Flight:
     Attributes:
         plan: what the worker got.
         requests: owner of each row of the plan.
+        decoding: owner of each slot of ``plan.decodes``.
         tokens: to be computed in this step.
         started_s: when it was planned.
         preempted_ids: requests that lost their blocks since: their rows no longer tell of any KV they own.
@@ -27,6 +28,7 @@ class Flight:
 
     plan: StepPlan
     requests: list[Request]
+    decoding: list[Request]
     tokens: int
     started_s: float
     preempted_ids: set[RequestId] = field(default_factory=set)
@@ -53,10 +55,23 @@ class StepDraft:
         appends: growth of block tables.
         rows: work so far.
         requests: owner of each row.
+        decodes: slots that compute their last known token and want nothing else.
+        decoding: owner of each of them.
         preempted: some request was preempted in this step.
     """
 
-    __slots__ = ("appends", "budget_tokens", "preempted", "releases", "requests", "rows", "starts", "step")
+    __slots__ = (
+        "appends",
+        "budget_tokens",
+        "decodes",
+        "decoding",
+        "preempted",
+        "releases",
+        "requests",
+        "rows",
+        "starts",
+        "step",
+    )
 
     def __init__(self, step: StepId, budget_tokens: int, releases: list[Slot]) -> None:
         self.step = step
@@ -66,6 +81,8 @@ class StepDraft:
         self.appends: list[BlockAppend] = []
         self.rows: list[PlanRow] = []
         self.requests: list[Request] = []
+        self.decodes: list[Slot] = []
+        self.decoding: list[Request] = []
         self.preempted = False
 
     def add_start(self, request: Request) -> None:
@@ -117,6 +134,13 @@ class StepDraft:
         Mutates: ``request`` (planned and known tokens), the draft.
         """
         self.appends = [append for append in self.appends if append.slot != request.slot]
+        if request in self.decoding:
+            place = self.decoding.index(request)
+            del self.decodes[place], self.decoding[place]
+            self.budget_tokens += 1
+            request.planned_tokens -= 1
+            request.known_tokens -= 1
+            return
         if request not in self.requests:
             return
         place = self.requests.index(request)
@@ -128,4 +152,4 @@ class StepDraft:
 
     def plan(self) -> StepPlan:
         """Return the finished plan."""
-        return StepPlan(self.step, self.releases, self.starts, self.appends, self.rows)
+        return StepPlan(self.step, self.releases, self.starts, self.appends, self.rows, self.decodes)

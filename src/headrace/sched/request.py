@@ -58,6 +58,7 @@ class Request:
         preemptions: how often it lost its blocks.
         first_scheduled_s: when it first got a slot, or None.
         delta_sent: a delta has been made, so the next one need not say when it was first scheduled.
+        plain: a decode of it asks for nothing but a token, so that it can go into the plan's columns.
         wants_prompt_logprobs: it may not use hits, because logits of all prompt positions are needed.
         prompt_logprobs_sent: how many prompt positions (from 1 on) have been delivered.
     """
@@ -72,6 +73,7 @@ class Request:
         "limit_tokens",
         "min_tokens",
         "order_key",
+        "plain",
         "planned_tokens",
         "preemptions",
         "prompt_logprobs_sent",
@@ -108,6 +110,7 @@ class Request:
         self.preemptions = 0
         self.first_scheduled_s: float | None = None
         self.delta_sent = False
+        self.plain = sampling.logprobs is None and sampling.prompt_logprobs is None and source.grammar is None
         self.wants_prompt_logprobs = sampling.prompt_logprobs is not None
         self.prompt_logprobs_sent = 0
 

@@ -26,7 +26,7 @@ from headrace.config.engine import SchedulerConfig
 from headrace.kv.coordinator import Hit, KvCoordinator
 from headrace.kv.events import KvEvent
 from headrace.sched.admission import check_request, limit_tokens
-from headrace.sched.deltas import end_delta, refusal_delta, row_delta
+from headrace.sched.deltas import end_delta, refusal_delta, row_delta, token_delta
 from headrace.sched.draft import Flight, StepDraft, owned_slot
 from headrace.sched.queues import POLICIES, WaitingQueue, order_key
 from headrace.sched.request import Request, RequestState
@@ -35,7 +35,7 @@ from headrace.sched.totals import Totals
 from headrace.types.cache_specs import KvLayout
 from headrace.types.error_records import record_of
 from headrace.types.events import AbortRequest, AddRequest, InboxEvent
-from headrace.types.outputs import FinishReason, RequestDelta, SchedulerStats
+from headrace.types.outputs import FinishReason, RequestDelta, SchedulerStats, StepNews
 from headrace.types.plans import BlockAppend, PlanRow, StepPlan
 from headrace.types.requests import EngineRequest
 from headrace.types.results import RowResult, StepResult
@@ -158,19 +158,28 @@ class Scheduler:
             self._admit(draft, now_s)
         plan = draft.plan()
         tokens = self._config.max_num_batched_tokens - draft.budget_tokens
-        self._flights.append(Flight(plan, draft.requests, tokens, now_s))
+        self._flights.append(Flight(plan, draft.requests, draft.decoding, tokens, now_s))
         return plan
 
-    def apply(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestDelta]:
+    def planned_ids(self) -> list[RequestId]:
+        """Return who has work in a plan that awaits its result; twice if in two plans."""
+        return [
+            request.request_id
+            for flight in self._flights
+            for owners in (flight.decoding, flight.requests)
+            for request in owners
+        ]
+
+    def apply(self, plan: StepPlan, result: StepResult, now_s: float) -> StepNews:
         """Settle a plan with its result.
 
         Args:
             plan: the oldest one not applied.
-            result: the worker's answer, aligned with the rows of the plan.
+            result: the worker's answer, aligned with decodes and rows of the plan.
             now_s: monotonic seconds.
 
         Returns:
-            News about requests, refusals first. Rows of requests that have ended meanwhile are dropped.
+            News about requests. Work for requests that have ended meanwhile is dropped.
 
         Mutates: requests, blocks, slots, the prefix cache.
         """
@@ -179,11 +188,51 @@ class Scheduler:
             f"result {result.step} for plan {plan.step}, which is not the oldest in flight",
         )
         flight = self._flights.popleft()
-        rows = flight.plan.rows
-        invariant(len(result.rows) == len(rows), f"step {plan.step}: {len(result.rows)} results for {len(rows)} rows")
+        wanted = (len(plan.rows), len(plan.decodes))
+        given = (len(result.rows), len(result.decode_tokens))
+        invariant(given == wanted, f"step {plan.step}: results for {given} rows and decodes in place of {wanted}")
         deltas, self._refusals = self._refusals, []
-        lost, finished, sampled_tokens = flight.preempted_ids, RequestState.FINISHED, 0
-        for request, row, answer in zip(flight.requests, rows, result.rows, strict=True):
+        request_ids, token_ids = self._apply_decodes(flight, result, deltas)
+        self._apply_rows(flight, result, deltas)
+        self._totals.step_tokens = flight.tokens
+        self._totals.step_s = now_s - flight.started_s
+        return StepNews(request_ids, token_ids, deltas)
+
+    def _apply_decodes(
+        self, flight: Flight, result: StepResult, deltas: list[RequestDelta]
+    ) -> tuple[list[RequestId], list[int]]:
+        """Settle the decodes; return the requests that have one new token and no other news, and these tokens.
+
+        The other half of the hot loop, beside `_plan_decodes`. Mutates: as `apply`, and ``deltas``.
+        """
+        for index, why in result.decode_errors:
+            if flight.decoding[index].state is not RequestState.FINISHED:
+                deltas.append(self._fail(flight.decoding[index], why))
+        request_ids: list[RequestId] = []
+        token_ids: list[int] = []
+        others = len(deltas)
+        lost, finished, advance = flight.preempted_ids, RequestState.FINISHED, self.kv.advance
+        for request, token in zip(flight.decoding, result.decode_tokens, strict=True):
+            if request.state is finished:
+                continue
+            known_ids = request.token_ids
+            if not lost or request.request_id not in lost:
+                request.computed_tokens = computed_tokens = request.computed_tokens + 1
+                if computed_tokens >= request.kv.advance_at_tokens:
+                    advance(request.kv, known_ids, computed_tokens)
+            known_ids.append(token)
+            if token in request.stop_token_ids or len(known_ids) >= request.limit_tokens or not request.delta_sent:
+                deltas.append(token_delta(request, token, self._end_of(request)))
+            else:
+                request_ids.append(request.request_id)
+                token_ids.append(token)
+        self._totals.generation_tokens += len(token_ids) + len(deltas) - others
+        return request_ids, token_ids
+
+    def _apply_rows(self, flight: Flight, result: StepResult, deltas: list[RequestDelta]) -> None:
+        """Settle the rows. Mutates: as `apply`, and ``deltas``."""
+        lost, finished = flight.preempted_ids, RequestState.FINISHED
+        for request, row, answer in zip(flight.requests, flight.plan.rows, result.rows, strict=True):
             if request.state is finished:
                 continue
             if answer.error is not None:
@@ -195,14 +244,10 @@ class Scheduler:
                 if computed_tokens >= request.kv.advance_at_tokens:
                     self.kv.advance(request.kv, request.token_ids, computed_tokens)
             if row.sample:
-                sampled_tokens += 1
+                self._totals.generation_tokens += 1
                 deltas.append(self._take_sample(request, row, answer))
             elif answer.prompt_logprobs:
                 deltas.append(row_delta(request, row, answer, None))
-        self._totals.generation_tokens += sampled_tokens
-        self._totals.step_tokens = flight.tokens
-        self._totals.step_s = now_s - flight.started_s
-        return deltas
 
     def _take_inbox(self, inbox: Sequence[InboxEvent]) -> None:
         for event in inbox:
@@ -253,7 +298,7 @@ class Scheduler:
         This is the hot loop: about a microsecond a request, and nothing that grows with the context.
         """
         prefills: list[Request] = []
-        rows, requests, running = draft.rows, draft.requests, RequestState.RUNNING
+        decodes, decoding, running = draft.decodes, draft.decoding, RequestState.RUNNING
         for request in list(self._running.values()):
             known_tokens, start = request.known_tokens, request.planned_tokens
             if known_tokens - start != 1:
@@ -264,8 +309,11 @@ class Scheduler:
                 continue
             if known_tokens > request.kv.covered_tokens and not self._grow(request, known_tokens, draft):
                 continue
-            rows.append(PlanRow(request.slot, request.request_id, start, 1, True))  # type: ignore[arg-type]
-            requests.append(request)
+            if not request.plain:
+                draft.add_row(request, 1)
+                continue
+            decodes.append(request.slot)  # type: ignore[arg-type]
+            decoding.append(request)
             draft.budget_tokens -= 1
             request.planned_tokens = known_tokens
             request.known_tokens = known_tokens + 1
@@ -388,15 +436,18 @@ class Scheduler:
         token_ids = answer.token_ids
         if len(token_ids) != 1:
             raise InvariantError(f"{request.request_id}: {len(token_ids)} tokens sampled where one was asked for")
-        token = token_ids[0]
+        request.token_ids.append(token_ids[0])
+        return row_delta(request, row, answer, self._end_of(request))
+
+    def _end_of(self, request: Request) -> tuple[FinishReason, int | None] | None:
+        """Finish a request if its last token ends it; return reason and stop token."""
         known_ids = request.token_ids
-        known_ids.append(token)
-        finish = None
-        if token in request.stop_token_ids or len(known_ids) >= request.limit_tokens:
-            finish = finish_of(request)
-            if finish is not None:
-                self._finish(request)
-        return row_delta(request, row, answer, finish)
+        if known_ids[-1] not in request.stop_token_ids and len(known_ids) < request.limit_tokens:
+            return None
+        finish = finish_of(request)
+        if finish is not None:
+            self._finish(request)
+        return finish
 
     def _fail(self, request: Request, reason: str) -> RequestDelta:
         """End a request whose row failed. What it has computed may be broken, so nobody may hit it."""

@@ -93,10 +93,26 @@ class FakeDevice:
         for append in plan.appends:
             self._append(append)
         demand(plan.total_tokens <= self.budget_tokens, f"{plan.total_tokens} tokens planned in one step")
-        demand(len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows in one step")
-        for row in plan.rows:
+        decodes = [self._decode(slot) for slot in plan.decodes]
+        work = [*decodes, *plan.rows]
+        demand(len({row.slot for row in work}) == len(work), "a slot computes twice in one step")
+        for row in work:
             self._write(row)
-        return StepResult(plan.step, [self._read_and_sample(row) for row in plan.rows])
+        answers = [self._read_and_sample(row) for row in decodes]
+        return StepResult(
+            plan.step,
+            [self._read_and_sample(row) for row in plan.rows],
+            [0 if answer.error is not None else answer.token_ids[0] for answer in answers],
+            [(index, answer.error) for index, answer in enumerate(answers) if answer.error is not None],
+        )
+
+    def _decode(self, slot: Slot) -> PlanRow:
+        """Return the row that a slot among the plan's decodes stands for."""
+        if slot not in self.slots:
+            raise SimFault(f"slot {slot} decodes but is free")
+        state = self.slots[slot]
+        demand(not state.wants_prompt_logprobs, f"{state.request_id} asks for more than a token")
+        return PlanRow(slot, state.request_id, len(state.token_ids) - 1, 1, True)
 
     def cell(self, group: int, block: BlockId, offset_tokens: int) -> tuple[int, str | None] | None:
         """Return (content, tenant) of a KV slot, or None if nothing was ever written there."""

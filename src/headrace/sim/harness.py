@@ -97,6 +97,7 @@ class Harness:
         self.inbox: list[InboxEvent] = []
         self.planned: deque[StepPlan] = deque()
         self.executed: deque[tuple[StepPlan, StepResult]] = deque()
+        self._planned_ids: dict[int, list[RequestId]] = {}
         self._live: dict[RequestId, None] = {}
         self.started_ids: set[RequestId] = set()
         self.counts: Counter[str] = Counter()
@@ -176,7 +177,9 @@ class Harness:
         self.started_ids |= {start.request_id for start in plan.starts}
         self.counts["hits"] += sum(start.computed_tokens > 0 for start in plan.starts)
         self.counts["hit tokens"] += sum(start.computed_tokens for start in plan.starts)
-        self.busy_steps += bool(plan.rows)
+        self.busy_steps += bool(plan.decodes or plan.rows)
+        owners = {request.slot: request.request_id for request in self.scheduler.running}
+        self._planned_ids[plan.step] = [*(owners[slot] for slot in plan.decodes), *(r.request_id for r in plan.rows)]
         if self.story:
             waiting = [request.request_id for request in self.scheduler.waiting]
             self.story.planned(plan, preempted=[name for name in waiting if name in running], waiting=waiting)
@@ -192,7 +195,7 @@ class Harness:
             preempted=preempted > 0,
             watermark=self.setup.scheduler.watermark,
         )
-        stuck = self.in_flight_steps == 1 and not plan.rows and bool(self.scheduler.running)
+        stuck = self.in_flight_steps == 1 and not plan.total_tokens and bool(self.scheduler.running)
         demand(not stuck, "requests run, nothing is in flight, and nothing is planned")
         return plan
 
@@ -213,10 +216,10 @@ class Harness:
         self.at_step = plan.step
         self.now_s += 0.001
         before = {request.request_id for request in [*self.scheduler.running, *self.scheduler.waiting]}
-        deltas = self.scheduler.apply(plan, result, self.now_s)
-        self.counts["rows dropped"] += sum(row.request_id not in before for row in plan.rows)
+        deltas = list(self.scheduler.apply(plan, result, self.now_s).each())
+        dropped = [name for name in self._planned_ids.pop(plan.step) if name not in before]
+        self.counts["rows dropped"] += len(dropped)
         if self.story:
-            dropped = [row.request_id for row in plan.rows if row.request_id not in before]
             self.story.applied(plan.step, deltas, dropped)
         for delta in deltas:
             self._observe(delta)

@@ -61,6 +61,8 @@ class Story:
             f"{row.request_id}[{row.start}:{row.start + row.tokens}]{' samples' if row.sample else ''}"
             for row in plan.rows
         ]
+        if plan.decodes:
+            rows.insert(0, f"slots {plan.decodes} decode")
         self.line(f"plan: {', '.join(rows) or 'nothing to compute'}", plan.step)
         if preempted:
             self.line(f"  preempted: {', '.join(preempted)}")

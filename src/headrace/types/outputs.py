@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -97,3 +98,16 @@ class StepNews(msgspec.Struct, frozen=True, array_like=True):
     request_ids: list[RequestId]
     token_ids: list[int]
     deltas: list[RequestDelta]
+
+    def each(self) -> Iterator[RequestDelta]:
+        """Yield all news as deltas, one a request."""
+        return each_delta(self.deltas, self.request_ids, self.token_ids)
+
+
+def each_delta(
+    deltas: Sequence[RequestDelta], request_ids: Sequence[RequestId], token_ids: Sequence[int]
+) -> Iterator[RequestDelta]:
+    """Yield deltas, and then a delta for each of the requests that have one new token and no other news."""
+    yield from deltas
+    for request_id, token_id in zip(request_ids, token_ids, strict=True):
+        yield RequestDelta(request_id=request_id, new_token_ids=[token_id])

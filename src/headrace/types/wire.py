@@ -6,14 +6,16 @@ a reordering would decode silently wrong. Must not know sockets.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from headrace.base.errors import HeadraceError, ProtocolError
+from headrace.base.ids import RequestId
 from headrace.types.cache_specs import KvLayout
 from headrace.types.events import AbortRequest, AddRequest, ResetPrefixCache
-from headrace.types.outputs import ErrorRecord, RequestDelta, SchedulerStats
+from headrace.types.outputs import ErrorRecord, RequestDelta, SchedulerStats, StepNews, each_delta
 
 WIRE_VERSION = 1
 
@@ -55,10 +57,42 @@ class CoreReady(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_on
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):
-    """All news of one step."""
+    """All news since the last message.
+
+    Attributes:
+        deltas: to be taken first.
+        stats: the newest numbers.
+        request_ids: requests with one new token and no other news; to be taken after ``deltas``.
+        token_ids: that token, aligned with ``request_ids``.
+    """
 
     deltas: list[RequestDelta]
     stats: SchedulerStats | None = None
+    request_ids: list[RequestId] = []
+    token_ids: list[int] = []
+
+    def each(self) -> Iterator[RequestDelta]:
+        """Yield all news as deltas, in order."""
+        return each_delta(self.deltas, self.request_ids, self.token_ids)
+
+
+def outputs_of(news: Sequence[StepNews], stats: SchedulerStats | None) -> StepOutputs:
+    """Return one message with the news of several steps.
+
+    Columns are taken after deltas, so only those of the last step can stay columns.
+
+    Args:
+        news: of the applied steps, oldest first.
+        stats: the newest numbers.
+    """
+    if len(news) == 1:
+        return StepOutputs(news[0].deltas, stats, news[0].request_ids, news[0].token_ids)
+    deltas: list[RequestDelta] = []
+    for item in news[:-1]:
+        deltas.extend(item.each())
+    if not news:
+        return StepOutputs(deltas, stats)
+    return StepOutputs(deltas + news[-1].deltas, stats, news[-1].request_ids, news[-1].token_ids)
 
 
 class UtilityReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):

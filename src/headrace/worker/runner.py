@@ -92,35 +92,27 @@ class StepRunner:
             plan: from the scheduler.
 
         Returns:
-            One result a row. A row that cannot be served has ``error`` set; the others are unaffected.
+            One result a row and a token a decode. What cannot be served is named as an error; the others are
+            unaffected.
 
         Raises:
             InvariantError: the plan contradicts the state; a bug of the scheduler or of this class.
 
         Mutates:
-            The slots' state, and the KV blocks of the plan's rows.
+            The slots' state, and the KV blocks of the plan's decodes and rows.
         """
         self._apply(plan)
         self._memory.copy(plan.copies)
-        if not plan.rows:
+        if not (plan.decodes or plan.rows):
             self._memory.copy(plan.saves)
             return StepResult(plan.step, [])
-        inputs = build_inputs(plan.rows, self.state, self._device)
+        inputs = build_inputs(plan, self.state, self._device)
         hidden = self._model.forward(inputs.token_ids, inputs.step)
         self._memory.copy(plan.saves)
         self._memory.observe(hidden)
         prompt = self._prompt_logprobs(plan.rows, inputs, hidden)
         tokens, entries = self._sample(inputs, hidden)
-        failures = self.state.failures
-        return StepResult(
-            plan.step,
-            [
-                RowResult([], error=why)
-                if (why := failures[row.slot]) is not None
-                else RowResult(tokens.get(index, []), entries.get(index), prompt.get(index))
-                for index, row in enumerate(plan.rows)
-            ],
-        )
+        return self._result(plan, inputs, tokens, entries, prompt)
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.releases:
@@ -142,13 +134,34 @@ class StepRunner:
             self.sampler.table.clear(start.slot)
             self.state.fail(start.slot, problem, self._vocab_tokens)
 
-    def _sample(
-        self, inputs: StepInputs, hidden: Tensor
-    ) -> tuple[dict[int, list[int]], dict[int, list[TokenLogprobs]]]:
-        """Sample the rows that ask for it; return tokens and log-probabilities by row."""
+    def _result(
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        tokens: list[int],
+        entries: dict[int, TokenLogprobs],
+        prompt: dict[int, list[TokenLogprobs]],
+    ) -> StepResult:
+        """Put the answers into the order of the plan. All decodes sample, so the first of ``tokens`` are theirs."""
+        failures, decodes = self.state.failures, len(plan.decodes)
+        failed = np.flatnonzero(self.state.failed[inputs.slots[:decodes]]).tolist()
+        errors = [(index, failures[plan.decodes[index]] or "") for index in failed]
+        of_rows = dict(zip(inputs.sample_rows[decodes:].tolist(), tokens[decodes:], strict=True))
+        rows = []
+        for index, row in enumerate(plan.rows, start=decodes):
+            if (why := failures[row.slot]) is not None:
+                rows.append(RowResult([], error=why))
+                continue
+            sampled = [of_rows[index]] if index in of_rows else []
+            logprobs = [entries[index]] if index in entries else None
+            rows.append(RowResult(sampled, logprobs, prompt.get(index)))
+        return StepResult(plan.step, rows, tokens[:decodes], errors)
+
+    def _sample(self, inputs: StepInputs, hidden: Tensor) -> tuple[list[int], dict[int, TokenLogprobs]]:
+        """Sample; return tokens aligned with ``inputs.sample_rows``, and log-probabilities by index in the batch."""
         rows, slots = inputs.sample_rows, inputs.sample_slots
         if not rows.size:
-            return {}, {}
+            return [], {}
         logits = self._model.logits(hidden[torch.from_numpy(inputs.sample_places).to(self._device)]).contiguous()
         positions = self.state.lengths[slots] - self.state.prompt_lengths[slots]
         sampled = self.sampler.sample(logits, slots, positions, self.state)
@@ -158,17 +171,15 @@ class StepRunner:
                 self.state.fail(slot, why, self._vocab_tokens)
         # A failed row gets its placeholder too: the next plan may already count on one more token.
         self.state.append_tokens(slots, sampled.token_ids)
-        row_numbers = rows.tolist()
-        tokens = {row: [token] for row, token in zip(row_numbers, sampled.token_ids.tolist(), strict=True)}
-        return tokens, {row_numbers[row]: [entry] for row, entry in sampled.logprobs.items()}
+        return sampled.token_ids.tolist(), {int(rows[row]): entry for row, entry in sampled.logprobs.items()}
 
     def _prompt_logprobs(
         self, rows: Sequence[PlanRow], inputs: StepInputs, hidden: Tensor
     ) -> dict[int, list[TokenLogprobs]]:
-        """Return the prompt's log-probabilities of the rows that ask for them, by row."""
+        """Return the prompt's log-probabilities of the rows that ask for them, by index in the batch."""
         features = self.sampler.table.features
         found: dict[int, list[TokenLogprobs]] = {}
-        for index, row in enumerate(rows):
+        for index, row in enumerate(rows, start=len(inputs.slots) - len(rows)):
             if not features[row.slot] & Feature.PROMPT_LOGPROBS:
                 continue
             # The state at position p tells about the token at p + 1.

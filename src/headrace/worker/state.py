@@ -15,6 +15,7 @@ from headrace.types.plans import BlockAppend, SlotStart
 
 _FIRST_CAPACITY_TOKENS = 256
 _FIRST_CAPACITY_BLOCKS = 64
+_RECENT_TOKENS = 64
 
 
 class BatchState:
@@ -32,6 +33,7 @@ class BatchState:
         table_blocks: [slots, groups] length of each table.
         request_ids: who holds the slot, None if it is free.
         failures: why the slot's request cannot be served, None for a healthy one.
+        failed: [slots] True where ``failures`` has a reason.
     """
 
     def __init__(self, slots: int, groups: int = 1) -> None:
@@ -42,7 +44,12 @@ class BatchState:
         self.table_blocks = np.zeros((slots, groups), np.int64)
         self.request_ids: list[RequestId | None] = [None] * slots
         self.failures: list[str | None] = [None] * slots
+        self.failed = np.zeros(slots, np.bool_)
         self._tokens: list[npt.NDArray[np.int64] | None] = [None] * slots
+        # Sampled tokens that are not in `_tokens` yet: a step appends to all its slots at once, and a slot's tokens are
+        # moved into its own array only when there are many or somebody looks.
+        self._recent = np.zeros((slots, _RECENT_TOKENS), np.int64)
+        self._recent_tokens = np.zeros(slots, np.int64)
 
     def start(self, start: SlotStart) -> None:
         """Give a free slot to a request.
@@ -67,6 +74,8 @@ class BatchState:
             table[slot] = 0
         self._extend(slot, start.blocks)
         self.failures[slot] = None
+        self.failed[slot] = False
+        self._recent_tokens[slot] = 0
 
     def release(self, slot: int) -> None:
         """Free a slot.
@@ -79,6 +88,7 @@ class BatchState:
         self._tokens[slot] = None
         self.table_blocks[slot] = 0
         self.failures[slot] = None
+        self.failed[slot] = False
         self.lengths[slot] = self.prompt_lengths[slot] = self.last_tokens[slot] = 0
 
     def append_blocks(self, append: BlockAppend) -> None:
@@ -91,15 +101,17 @@ class BatchState:
         self._extend(append.slot, append.blocks)
 
     def append_tokens(self, slots: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
-        """Append one sampled token to each slot."""
-        lengths = self.lengths[slots].tolist()
-        for slot, length, token in zip(slots.tolist(), lengths, token_ids.tolist(), strict=True):
-            tokens = self.tokens(slot)
-            if length == tokens.size:
-                grown = np.zeros(2 * length, np.int64)
-                grown[:length] = tokens
-                self._tokens[slot] = tokens = grown
-            tokens[length] = token
+        """Append one sampled token to each slot.
+
+        Args:
+            slots: different ones.
+            token_ids: aligned with them.
+        """
+        for slot in slots[self._recent_tokens[slots] == _RECENT_TOKENS].tolist():
+            self.tokens(slot)
+        places = self._recent_tokens[slots]
+        self._recent[slots, places] = token_ids
+        self._recent_tokens[slots] = places + 1
         self.last_tokens[slots] = token_ids
         self.lengths[slots] += 1
 
@@ -112,6 +124,15 @@ class BatchState:
         tokens = self._tokens[slot]
         if tokens is None:
             raise InvariantError(f"slot {slot} has no tokens: nobody holds it")
+        recent = int(self._recent_tokens[slot])
+        if recent:
+            length = int(self.lengths[slot])
+            if length > tokens.size:
+                grown = np.zeros(2 * length, np.int64)
+                grown[: length - recent] = tokens[: length - recent]
+                self._tokens[slot] = tokens = grown
+            tokens[length - recent : length] = self._recent[slot, :recent]
+            self._recent_tokens[slot] = 0
         return tokens
 
     def output_ids(self, slot: int) -> npt.NDArray[np.int64]:
@@ -121,6 +142,7 @@ class BatchState:
     def fail(self, slot: int, why: str, vocab_tokens: int) -> None:
         """Mark a request as failed. Its tokens outside the vocabulary become 0, so that a step can still run it."""
         self.failures[slot] = why
+        self.failed[slot] = True
         tokens = self.tokens(slot)
         tokens[(tokens < 0) | (tokens >= vocab_tokens)] = 0
         self.last_tokens[slot] = tokens[self.lengths[slot] - 1]

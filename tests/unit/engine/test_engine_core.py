@@ -31,7 +31,7 @@ def _run(core: EngineCore, most_steps: int = 2000) -> dict[str, list[RequestDelt
     for _ in range(most_steps):
         if not core.has_work:
             return news
-        for delta in core.step().deltas:
+        for delta in core.step().each():
             news.setdefault(delta.request_id, []).append(delta)
     pytest.fail("the core never becomes idle")
 

@@ -42,6 +42,7 @@ class Bench:
         self.inbox: list[InboxEvent] = []
         self.next_token = 1000
         self.now_s = 0.0
+        self._decoding: dict[int, list[RequestId]] = {}
 
     @property
     def free_blocks(self) -> int:
@@ -72,25 +73,40 @@ class Bench:
 
     def schedule(self) -> StepPlan:
         inbox, self.inbox = self.inbox, []
-        return self.scheduler.schedule(inbox, self.now_s)
+        plan = self.scheduler.schedule(inbox, self.now_s)
+        owners = {request.slot: request.request_id for request in self.scheduler.running}
+        self._decoding[plan.step] = [owners[slot] for slot in plan.decodes]
+        return plan
 
     def apply(self, plan: StepPlan, tokens: dict[str, int] | None = None, **answers: RowResult) -> list[RequestDelta]:
-        """Answer a plan: each sampling row gets its token of ``tokens`` or a new one, or a whole given answer."""
+        """Answer a plan: what samples gets its token of ``tokens`` or a new one, or a whole given answer.
+
+        Returns all news, those of the columns as deltas too.
+        """
         self.now_s += 1.0
-        rows = []
-        for row in plan.rows:
-            self.next_token += 1
-            token = (tokens or {}).get(row.request_id, self.next_token)
-            rows.append(answers.get(row.request_id) or RowResult([token] if row.sample else []))
-        return self.scheduler.apply(plan, StepResult(plan.step, rows), self.now_s)
+        decoding = self._decoding[plan.step]
+        given = [answers.get(name) or RowResult([self._token(name, tokens)]) for name in decoding]
+        rows = [
+            answers.get(row.request_id) or RowResult([self._token(row.request_id, tokens)] if row.sample else [])
+            for row in plan.rows
+        ]
+        sampled = [answer.token_ids[0] if answer.token_ids else 0 for answer in given]
+        errors = [(index, answer.error) for index, answer in enumerate(given) if answer.error is not None]
+        self.news = self.scheduler.apply(plan, StepResult(plan.step, rows, sampled, errors), self.now_s)
+        return list(self.news.each())
+
+    def _token(self, name: str, tokens: dict[str, int] | None) -> int:
+        self.next_token += 1
+        return (tokens or {}).get(name, self.next_token)
 
     def step(self, tokens: dict[str, int] | None = None) -> tuple[StepPlan, list[RequestDelta]]:
         plan = self.schedule()
         return plan, self.apply(plan, tokens)
 
     def chunks(self, plan: StepPlan) -> dict[str, int]:
-        """Return tokens planned per request, in plan order."""
-        return {str(row.request_id): row.tokens for row in plan.rows}
+        """Return tokens planned per request, decodes first, in plan order."""
+        decodes = dict.fromkeys(map(str, self._decoding[plan.step]), 1)
+        return decodes | {str(row.request_id): row.tokens for row in plan.rows}
 
 
 @pytest.fixture

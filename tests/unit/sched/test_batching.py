@@ -31,7 +31,8 @@ def test_only_the_last_chunk_samples(make_bench: Make) -> None:
     bench.add("a", 10)
     seen = [bench.step() for _ in range(4)]
     rows = [(row.start, row.tokens, row.sample) for plan, _ in seen for row in plan.rows]
-    assert rows == [(0, 4, False), (4, 4, False), (8, 2, True), (10, 1, True)]
+    assert rows == [(0, 4, False), (4, 4, False), (8, 2, True)]
+    assert [plan.decodes for plan, _ in seen] == [[], [], [], [0]]
     assert [len(deltas) for _, deltas in seen] == [0, 0, 1, 1]
 
 
@@ -49,7 +50,7 @@ def test_decodes_go_before_chunks_that_are_older(make_bench: Make) -> None:
     bench.add("short", 4)
     bench.step()
     plan, _ = bench.step()
-    assert [row.request_id for row in plan.rows] == ["short", "long"]
+    assert list(bench.chunks(plan)) == ["short", "long"]
 
 
 def test_slots_limit_what_runs(make_bench: Make) -> None:
@@ -93,7 +94,7 @@ def test_a_full_prefix_hit_computes_one_token(make_bench: Make) -> None:
     (start,) = plan.starts
     assert start.computed_tokens == 12
     assert bench.chunks(plan) == {"a": 1, "b": 1}
-    assert [delta.cached_tokens for delta in deltas] == [0, 12]
+    assert {delta.request_id: delta.cached_tokens for delta in deltas}["b"] == 12
     stats = bench.scheduler.stats()
     assert (stats.prefix_query_tokens, stats.prefix_hit_tokens, stats.prompt_tokens) == (26, 12, 26)
 
@@ -221,11 +222,58 @@ def test_a_new_head_is_looked_up_and_the_old_one_again(make_bench: Make) -> None
     assert bench.chunks(bench.step()[0]) == {"long": 25}
 
 
+def test_plain_decodes_are_columns_and_everything_else_is_a_row(make_bench: Make) -> None:
+    bench = make_bench()
+    bench.add("a", 3, seed=5, presence_penalty=1.0)
+    bench.add("b", 3, logprobs=0)
+    bench.add("c", 3, prompt_logprobs=0)
+    plan, deltas = bench.step()
+    assert (plan.decodes, len(plan.rows)) == ([], 3), "a start is a row"
+    assert [delta.first_scheduled_s for delta in deltas] == [0.0] * 3
+    plan = bench.schedule()
+    assert (plan.decodes, [row.request_id for row in plan.rows]) == ([0], ["b", "c"])
+    bench.apply(plan, {"a": 7})
+    assert (bench.news.request_ids, bench.news.token_ids) == (["a"], [7])
+    assert [delta.request_id for delta in bench.news.deltas] == ["b", "c"]
+    assert bench.scheduler.stats().generation_tokens == 6
+
+
+def test_a_decode_with_more_news_than_a_token_is_a_delta(make_bench: Make) -> None:
+    bench = make_bench()
+    bench.add("a", 3, max_tokens=2)
+    bench.add("b", 3)
+    bench.step()
+    plan, _ = bench.step()
+    assert plan.decodes == [0, 1]
+    assert (bench.news.request_ids, [delta.request_id for delta in bench.news.deltas]) == (["b"], ["a"])
+
+
+def test_the_first_news_of_a_request_are_a_delta_even_if_they_come_from_a_decode(make_bench: Make) -> None:
+    bench = make_bench(long_prefill_token_threshold=2)
+    bench.add("a", 3)
+    bench.step()
+    plan, (delta,) = bench.step()
+    assert (plan.decodes, delta.first_scheduled_s, bench.news.request_ids) == ([0], 0.0, [])
+
+
+def test_planned_ids_are_those_of_all_plans_in_flight(make_bench: Make) -> None:
+    bench = make_bench(steps_in_flight=2)
+    bench.add("a", 3)
+    first = bench.schedule()
+    bench.add("b", 3)
+    second = bench.schedule()
+    assert sorted(bench.scheduler.planned_ids()) == ["a", "a", "b"]
+    bench.apply(first)
+    assert sorted(bench.scheduler.planned_ids()) == ["a", "b"]
+    bench.apply(second)
+    assert bench.scheduler.planned_ids() == []
+
+
 def test_idle_steps_are_legal(make_bench: Make) -> None:
     bench = make_bench()
     assert not bench.scheduler.has_work
     plan, deltas = bench.step()
-    assert (plan.rows, plan.starts, plan.releases, deltas) == ([], [], [], [])
+    assert (plan.total_tokens, plan.starts, plan.releases, deltas) == (0, [], [], [])
 
 
 def test_limits_that_starve_and_unknown_policies_are_refused(make_bench: Make) -> None:
@@ -241,7 +289,7 @@ def test_misuse_by_the_caller_is_named(make_bench: Make) -> None:
     plan = bench.schedule()
     with pytest.raises(InvariantError, match="too many plans"):
         bench.schedule()
-    with pytest.raises(InvariantError, match="0 results for 1 rows"):
+    with pytest.raises(InvariantError, match=r"results for \(0, 0\) rows and decodes in place of \(1, 0\)"):
         bench.scheduler.apply(plan, StepResult(plan.step, []), 0.0)
 
 

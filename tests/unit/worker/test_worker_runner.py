@@ -32,16 +32,25 @@ class Bench:
         self.step = 0
 
     def run(self, rows=(), starts=(), releases=(), appends=()):
+        return self.execute(rows, starts, releases, appends).rows
+
+    def decode(self, *slots, appends=()):
+        """Return tokens and errors of a step in which slots decode and nothing else happens."""
+        result = self.execute(appends=appends, decodes=slots)
+        return result.decode_tokens, dict(result.decode_errors)
+
+    def execute(self, rows=(), starts=(), releases=(), appends=(), decodes=()):
         self.step += 1
         plan_rows = [
             PlanRow(Slot(slot), RequestId(f"request-{slot}"), start, tokens, sample)
             for slot, start, tokens, sample in rows
         ]
-        plan = StepPlan(StepId(self.step), list(releases), list(starts), list(appends), plan_rows)
+        plan = StepPlan(StepId(self.step), list(releases), list(starts), list(appends), plan_rows, list(decodes))
         result = self.runner.execute(plan)
         assert result.step == self.step
         assert len(result.rows) == len(plan_rows)
-        return result.rows
+        assert len(result.decode_tokens) == len(decodes)
+        return result
 
 
 def greedy_continuation(prompt, count):
@@ -156,6 +165,59 @@ def test_poisoned_logits_fail_their_row_only_and_for_good():
     bench.run(releases=[Slot(1)])
     fresh = bench.run([(1, 0, 1, True)], [slot_start(1, GREEDY, [9], blocks=[[5]])])[0]
     assert fresh.token_ids == greedy_continuation([9], 1)
+
+
+def test_decodes_answer_as_the_same_rows_would():
+    """Greedy and random slots; more steps than the state keeps of recent tokens; one slot decodes only now and then."""
+    params = [GREEDY, SamplingParams(seed=9, top_p=0.9, presence_penalty=0.5), SamplingParams(seed=1, temperature=2.0)]
+    answers = []
+    for columnar in (True, False):
+        bench, outputs = Bench(), [[], [], []]
+        bench.model.memory = np.full((200, 4), -1, np.int64)
+        starts = [slot_start(slot, params[slot], [slot + 1, 7], blocks=[[1 + slot]]) for slot in range(3)]
+        for slot, row in enumerate(bench.run([(slot, 0, 2, True) for slot in range(3)], starts)):
+            outputs[slot] += row.token_ids
+        for step in range(150):
+            slots = [2, 0, 1] if step % 5 else [0, 1]
+            ends = {slot: 1 + len(outputs[slot]) for slot in slots}
+            appends = [
+                BlockAppend(Slot(slot), [[1 + slot + 3 * (end // 4)]]) for slot, end in ends.items() if end % 4 == 0
+            ]
+            if columnar:
+                tokens, errors = bench.decode(*slots, appends=appends)
+                assert errors == {}
+            else:
+                rows = bench.run([(slot, end, 1, True) for slot, end in ends.items()], appends=appends)
+                tokens = [row.token_ids[0] for row in rows]
+            for slot, token in zip(slots, tokens, strict=True):
+                outputs[slot].append(token)
+        answers.append(outputs)
+    assert answers[0] == answers[1]
+    assert answers[0][0] == greedy_continuation([1, 7], 151)
+
+
+def test_decodes_go_before_rows_and_a_failed_one_is_named():
+    bench = Bench()
+    starts = [slot_start(slot, GREEDY, [slot, slot], blocks=[[1 + slot]]) for slot in range(3)]
+    first = bench.run([(slot, 0, 2, True) for slot in range(3)], starts)
+    bench.model.poisoned = {context_hash([1, 1, *first[1].token_ids])}
+    late = slot_start(5, GREEDY, [9, 8, 7], blocks=[[6]])
+    result = bench.execute([(5, 0, 2, False), (0, 2, 1, True)], [late], decodes=[2, 1])
+    assert result.decode_tokens[0] == greedy_continuation([2, 2], 2)[1]
+    assert [index for index, _ in result.decode_errors] == [1]
+    assert "NaN" in result.decode_errors[0][1]
+    assert [row.token_ids for row in result.rows] == [[], greedy_continuation([0, 0], 2)[1:]]
+    assert bench.model.logit_rows[-1] == 3
+    # A plan that was made before the failure was known may still have a decode of it.
+    assert list(bench.decode(1, 2)[1]) == [0]
+
+
+@pytest.mark.parametrize("decodes", [[3], [0, 0], [0]])
+def test_decodes_that_do_not_fit_raise(decodes):
+    bench = Bench()
+    bench.run([(0, 0, 2, True)], [slot_start(0, GREEDY, [1, 2], blocks=[[1, 2]])])
+    with pytest.raises(InvariantError):
+        bench.execute([(0, 2, 1, True)] if decodes == [0] else [], decodes=decodes)
 
 
 def test_poisoned_prompt_positions_fail_the_row():
