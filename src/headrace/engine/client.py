@@ -261,7 +261,7 @@ class CoreClient:
         if outputs.stats is not None:
             self._stats = outputs.stats
         trial_over = False
-        for delta in outputs.deltas:
+        for delta in outputs.each():
             pending = self._pending.get(delta.request_id)
             if pending is None:
                 continue  # aborted meanwhile: its final state is decided, whatever was under way
