@@ -31,7 +31,7 @@ def instances():
         if isinstance(item, msgspec.Struct):
             found.setdefault(type(item).__name__, item)
             todo += msgspec.structs.astuple(item)
-        elif isinstance(item, list):
+        elif isinstance(item, list | tuple):
             todo += item
     return found
 

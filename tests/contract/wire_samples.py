@@ -17,11 +17,26 @@ import msgspec
 
 import headrace.types
 from headrace.base.ids import BlockId, RequestId, Slot, StepId
-from headrace.types.cache_specs import FullAttentionSpec, GroupLayout, KvLayout, LayerCache
-from headrace.types.events import AbortRequest, AddRequest, ResetPrefixCache
-from headrace.types.outputs import ErrorRecord, FinishReason, RequestDelta, SchedulerStats
-from headrace.types.plans import BlockAppend, PlanRow, SlotStart, StepPlan
-from headrace.types.requests import EngineRequest
+from headrace.types.cache_specs import (
+    ChunkedLocalSpec,
+    CompressedSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    GroupLayout,
+    IndexKeysSpec,
+    KvLayout,
+    LatentSpec,
+    LayerCache,
+    NoCacheSpec,
+    RecurrentSpec,
+    SharedSpec,
+    SlidingWindowSpec,
+    StatePart,
+)
+from headrace.types.events import AbortRequest, AddRequest, GrammarReady, JobDone, LookupDone, ResetPrefixCache
+from headrace.types.outputs import ErrorRecord, FinishReason, RequestDelta, SchedulerStats, StepNews
+from headrace.types.plans import BlockAppend, BlockCopy, EncodeItem, LoadJob, PlanRow, SlotStart, StepPlan
+from headrace.types.requests import EmbedsSpan, EngineRequest, MediaSpan
 from headrace.types.results import RowResult, StepResult, TokenLogprobs
 from headrace.types.sampling import SamplingParams
 from headrace.types.wire import (
@@ -75,10 +90,41 @@ REQUEST = EngineRequest(
     bad_words_token_ids=[[9, 8]],
     produced_token_ids=[4],
 )
+MEDIA = MediaSpan("image-1", 3, 4, 16)
+FULL_REQUEST = msgspec.structs.replace(
+    REQUEST,
+    deadline_s=9.5,
+    tenant="team",
+    adapter=b"adapter",
+    media=[MEDIA],
+    embeds=[EmbedsSpan(b"digest", 1, 2)],
+    encoder_tokens=7,
+    grammar="json",
+    leader_id=RequestId("r-0"),
+)
 ERROR = ErrorRecord("kv_cache_too_small", "invalid_request_error", "要 9 blocks", 400, False, "max_tokens")
 LOGPROBS = TokenLogprobs(5, -0.25, 1, [5, 6], [-0.25, -2.0])
 SPEC = FullAttentionSpec(3, 64, 64, 2)
 LAYOUT = KvLayout([GroupLayout(0, SPEC, [0, 1], 16, 100)])
+SPECS = [
+    SPEC,
+    SlidingWindowSpec(3, 64, 0, 2, 512),
+    ChunkedLocalSpec(3, 64, 64, 2, 8192),
+    LatentSpec(1152),
+    CompressedSpec(640, 4),
+    IndexKeysSpec(132, 4),
+    RecurrentSpec((StatePart("conv", (3, 128), 2), StatePart("state", (8, 64, 64), 4))),
+    SharedSpec(5),
+    CrossAttentionSpec(3, 64, 64, 2),
+    NoCacheSpec(),
+]
+MIXED_LAYOUT = KvLayout(
+    [GroupLayout(index, spec, [index], 16, 100, index + 1, ["part"]) for index, spec in enumerate(SPECS)],
+    granule_bytes=65536,
+    extent_granules=128,
+    num_extents=10,
+    shared_layers=[(7, 5)],
+)
 STATS = SchedulerStats(
     step=1,
     running=2,
@@ -112,6 +158,7 @@ TO_CORE = {
     "add-minimal": AddRequest(
         EngineRequest(request_id=RequestId("r"), prompt_token_ids=[1], sampling=SamplingParams())
     ),
+    "add-everything": AddRequest(FULL_REQUEST),
     "abort": AbortRequest(RequestId("r-1")),
     "reset-prefix-cache": ResetPrefixCache(),
     "call": UtilityCall(7, "stats", [1, "a", None, {"k": [True, 0.5]}]),
@@ -126,8 +173,10 @@ FROM_CORE = {
         layout=LAYOUT,
         startup=[PhaseSeconds("load weights", 0.5)],
     ),
+    "ready-mixed": CoreReady(pid=1, max_model_len=2, vocab_tokens=3, block_tokens=4, layout=MIXED_LAYOUT),
     "outputs": StepOutputs([DELTA], STATS),
     "outputs-minimal": StepOutputs([RequestDelta(request_id=RequestId("r"))]),
+    "outputs-columns": StepOutputs([DELTA], STATS, [RequestId("r-2"), RequestId("r-3")], [70000, 0]),
     "reply": UtilityReply(7, {"blocks": [1, 2]}, None),
     "reply-error": UtilityReply(8, None, ERROR),
     "failed": CoreFailed(ERROR, "Traceback ..."),
@@ -139,11 +188,32 @@ PLAN = StepPlan(
     [BlockAppend(Slot(2), [[BlockId(6)]])],
     [PlanRow(Slot(0), RequestId("r-1"), 1, 2, True)],
 )
+FULL_PLAN = StepPlan(
+    StepId(4),
+    [Slot(1)],
+    [msgspec.structs.replace(PLAN.starts[0], media=[MEDIA], encoder_tokens=7)],
+    PLAN.appends,
+    [PlanRow(Slot(0), RequestId("r-1"), 1, 3, True, 1, True)],
+    decodes=[Slot(2), Slot(300)],
+    copies=[BlockCopy(0, BlockId(1), BlockId(2))],
+    saves=[BlockCopy(1, BlockId(3), BlockId(4))],
+    encodes=[EncodeItem(Slot(0), RequestId("r-1"), 0, "image-1")],
+    encoder_frees=["image-0"],
+    loads=[LoadJob(8, RequestId("r-1"), 16, 32, [[BlockId(7)], [BlockId(0)]], [b"hash"])],
+)
 RESULT = StepResult(StepId(3), [RowResult([5], [LOGPROBS], [LOGPROBS], None), RowResult([], error="nan")])
-TO_WORKER = {"plan": PLAN, "layer-cache": LayerCache(4, SPEC)}
-FROM_WORKER = {"result": RESULT}
+FULL_RESULT = StepResult(StepId(4), [RowResult([5, 6])], [7, 0], [(1, "nan")])
+TO_WORKER = {"plan": PLAN, "plan-everything": FULL_PLAN, "layer-cache": LayerCache(4, SPEC)}
+FROM_WORKER = {"result": RESULT, "result-columns": FULL_RESULT}
+# Plain data inside the core process; pinned like the rest, since a trace or another core may send it one day.
+INSIDE = {
+    "news": StepNews([RequestId("r-2")], [5], [DELTA]),
+    "grammar": GrammarReady(RequestId("r-1"), ERROR),
+    "lookup": LookupDone(RequestId("r-1")),
+    "job": JobDone(8, 32),
+}
 WIRE = TO_CORE | FROM_CORE
-ALL = WIRE | TO_WORKER | FROM_WORKER
+ALL = WIRE | TO_WORKER | FROM_WORKER | INSIDE
 
 
 def sample_bytes(name: str) -> bytes:
