@@ -99,6 +99,7 @@ class DecoderConfig:
         temperature: of layers without positions.
         attention_gate: the query projection also gives a gate; the attention's output is multiplied by its sigmoid.
         norm_offset: what is added to a stored norm weight: 1 for weights that are centred at zero.
+        norms_after: what a layer's mixer and MLP return is normalised before it is added.
         embedding_scale: factor on the token embeddings, before it is rounded to the type of the activations.
         activation: of the gated MLPs.
         experts: the mixture of the layers that have one.
@@ -134,6 +135,7 @@ class DecoderConfig:
     temperature: Temperature | None = None
     attention_gate: bool = False
     norm_offset: float = 0.0
+    norms_after: bool = False
     embedding_scale: float = 1.0
     activation: Literal["silu", "gelu_tanh"] = "silu"
     experts: Experts | None = None

@@ -64,6 +64,7 @@ def _gemma3(config: Mapping[str, Any], found: DecoderConfig) -> DecoderConfig:
         score_cap=positive_or_none(config, "attn_logit_softcapping"),
         logit_cap=positive_or_none(config, "final_logit_softcapping"),
         norm_offset=1.0,
+        norms_after=True,
         embedding_scale=found.hidden_size**0.5,
     )
 

@@ -1,4 +1,4 @@
-"""Bytes of a dense decoder's parameters, activations, logits and KV cache on one rank, from its dimensions alone.
+"""Bytes of a decoder's parameters, activations, logits and KV cache on one rank, from its dimensions alone.
 
 Arithmetic only, from the shapes that ``models`` builds: must not import torch or read weights.
 """
@@ -13,8 +13,9 @@ import msgspec
 from headrace.base.errors import UnsupportedModelError
 from headrace.config import ModelConfig
 from headrace.config.decoder import DecoderConfig
+from headrace.engine.layer_bytes import LayerShape
 from headrace.platforms.devices import DeviceRecord
-from headrace.types.cache_specs import FullAttentionSpec, LayerCache
+from headrace.types.cache_specs import LayerCache
 from headrace.worker.placement import choose_quantization
 
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -107,27 +108,49 @@ def weight_bytes(decoder: DecoderConfig, formats: Formats, ranks: int) -> Weight
         formats: element types.
         ranks: tensor-parallel size.
     """
-    hidden, dim = decoder.hidden_size, decoder.head_dim
-    heads, kv_heads = decoder.num_heads // ranks, kv_heads_per_rank(decoder, ranks)
-    inner, vocab = decoder.intermediate_size // ranks, math.ceil(decoder.vocab_size / ranks)
-
-    def linear(rows: int, columns: int, bias: bool) -> int:
-        matrix = rows * columns + 12 * rows if formats.int8 else rows * columns * formats.element_bytes
-        return matrix + (rows * formats.element_bytes if bias else 0)
-
-    norms = 2 * hidden + (2 * dim if decoder.qk_norm else 0)
-    layer = (
-        linear((heads + 2 * kv_heads) * dim, hidden, decoder.attention_bias)
-        + linear(hidden, heads * dim, decoder.output_bias)
-        + linear(2 * inner, hidden, decoder.mlp_bias)
-        + linear(hidden, inner, decoder.mlp_bias)
-        + norms * formats.element_bytes
-    )
+    shape = layer_shape(decoder, formats, ranks)
+    hidden, vocab = decoder.hidden_size, math.ceil(decoder.vocab_size / ranks)
     embedding = vocab * hidden * formats.element_bytes
-    head = linear(vocab, hidden, False) if formats.packed or not decoder.tie_embeddings else 0
-    return WeightBytes(
-        embedding=embedding, layers=layer * decoder.num_layers + hidden * formats.element_bytes, head=head
-    )
+    head = shape.linear(vocab, hidden) if formats.packed or not decoder.tie_embeddings else 0
+    layers = sum(shape.layer(index) for index in range(decoder.num_layers))
+    return WeightBytes(embedding=embedding, layers=layers + hidden * shape.norm_bytes, head=head)
+
+
+def idle_bytes(decoder: DecoderConfig, formats: Formats, ranks: int) -> int:
+    """Return the bytes of the parameters that one token does not read: experts that are not chosen for it."""
+    shape = layer_shape(decoder, formats, ranks)
+    return sum(shape.idle(index) for index in range(decoder.num_layers))
+
+
+def layer_shape(decoder: DecoderConfig, formats: Formats, ranks: int) -> LayerShape:
+    """Return what the layers' sizes follow from.
+
+    Raises:
+        UnsupportedModelError: the heads cannot be divided by the ranks.
+    """
+    delta, experts = decoder.delta, decoder.experts
+    parts = {"intermediate size": decoder.intermediate_size}
+    if delta is not None:
+        parts["linear_num_key_heads"] = delta.key_heads
+    if experts is not None:
+        parts["expert size"] = experts.intermediate_size
+        parts["shared expert size"] = experts.shared_intermediate_size
+    for what, count in parts.items():
+        if count % ranks:
+            raise UnsupportedModelError(
+                f"--tensor-parallel-size {ranks}: {what} {count} does not divide", param="tensor_parallel_size"
+            )
+    kv_heads = kv_heads_per_rank(decoder, ranks)
+    return LayerShape(decoder, ranks, kv_heads, formats.element_bytes, formats.cache_element_bytes, formats.int8)
+
+
+def divides(decoder: DecoderConfig, ranks: int) -> bool:
+    """Return whether a model can be split over so many ranks."""
+    try:
+        layer_shape(decoder, Formats("float32"), ranks)
+    except UnsupportedModelError:
+        return False
+    return True
 
 
 def kv_heads_per_rank(decoder: DecoderConfig, ranks: int) -> int:
@@ -151,8 +174,19 @@ def activation_bytes(decoder: DecoderConfig, formats: Formats, ranks: int, step_
     attention output, or gate, up and their product.
     """
     attention = (2 * decoder.num_heads // ranks + 2 * kv_heads_per_rank(decoder, ranks)) * decoder.head_dim
-    mlp = 3 * decoder.intermediate_size // ranks
-    return step_tokens * (3 * decoder.hidden_size + max(attention, mlp)) * formats.element_bytes
+    widest = [attention, 3 * decoder.intermediate_size // ranks]
+    if decoder.attention_gate:
+        widest.append(attention + decoder.num_heads // ranks * decoder.head_dim)
+    if decoder.delta is not None:
+        # q, k, v and z; q and k once more for each value head; all in fp32.
+        delta = decoder.delta
+        once = 2 * delta.key_heads * delta.key_dim + 2 * delta.value_heads * delta.value_dim
+        heads = delta.value_heads * (2 * delta.key_dim + 2 * delta.value_dim)
+        widest.append((once + heads * 4 // formats.element_bytes) // ranks)
+    if decoder.experts is not None:
+        # Inputs and results of all pairs of token and expert.
+        widest.append(2 * decoder.experts.top_k * decoder.hidden_size)
+    return step_tokens * (3 * decoder.hidden_size + max(widest)) * formats.element_bytes
 
 
 def logits_bytes(decoder: DecoderConfig, rows: int) -> int:
@@ -162,10 +196,5 @@ def logits_bytes(decoder: DecoderConfig, rows: int) -> int:
 
 def layer_caches(decoder: DecoderConfig, formats: Formats, ranks: int) -> list[LayerCache]:
     """Return the cache declaration of each layer on one rank."""
-    spec = FullAttentionSpec(
-        kv_heads=kv_heads_per_rank(decoder, ranks),
-        key_dim=decoder.head_dim,
-        value_dim=decoder.head_dim,
-        dtype_bytes=formats.cache_element_bytes,
-    )
-    return [LayerCache(index, spec) for index in range(decoder.num_layers)]
+    shape = layer_shape(decoder, formats, ranks)
+    return [LayerCache(index, shape.cache(index)) for index in range(decoder.num_layers)]

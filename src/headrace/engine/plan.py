@@ -22,6 +22,8 @@ from headrace.engine.model_bytes import (
     WeightBytes,
     activation_bytes,
     choose_formats,
+    divides,
+    idle_bytes,
     layer_caches,
     logits_bytes,
     parameter_count,
@@ -238,7 +240,9 @@ def make_plan(
         fits=fits,
         concurrency=concurrency(blocks, block_tokens, max_len),
         max_num_seqs=config.scheduler.max_num_seqs,
-        decode_ms_floor=_read_bytes(decoder, sizes.weights) / device.bandwidth_bytes_per_s * 1e3,
+        decode_ms_floor=_read_bytes(sizes.weights, idle_bytes(decoder, formats, ranks))
+        / device.bandwidth_bytes_per_s
+        * 1e3,
         prefill_tokens_per_s_ceiling=_prefill_ceiling(decoder, device, ranks),
         advice=[],
     )
@@ -265,14 +269,18 @@ def concurrency(blocks: int, block_tokens: int, max_len: int) -> list[Concurrenc
     return [Concurrency(length, blocks // math.ceil(length / block_tokens)) for length in contexts]
 
 
-def _read_bytes(decoder: DecoderConfig, weights: WeightBytes) -> int:
-    """Return the weight bytes that a decode step reads: not the embedding table, unless it is the head."""
-    return weights.layers + (weights.head or weights.embedding)
+def _read_bytes(weights: WeightBytes, idle: int) -> int:
+    """Return the weight bytes that a decode step of one request reads: neither idle experts nor the embedding table.
+
+    The table is read if it is the head.
+    """
+    return weights.layers - idle + (weights.head or weights.embedding)
 
 
 def _prefill_ceiling(decoder: DecoderConfig, device: DeviceRecord, ranks: int) -> float:
     """Return prompt tokens a second if only the matrix products of the layers took time (2 operations a parameter)."""
-    layers = weight_bytes(decoder, Formats("float32"), 1).layers // 4
+    fp32 = Formats("float32")
+    layers = (weight_bytes(decoder, fp32, 1).layers - idle_bytes(decoder, fp32, 1)) // 4
     return device.bf16_flops * (1 if device.kind == "cpu" else ranks) / (2 * layers)
 
 
@@ -328,8 +336,7 @@ def _more_devices(
 
 
 def _larger_sizes(decoder: DecoderConfig, ranks: int) -> Sequence[int]:
-    sizes = [size for size in (2, 4, 8, 16, 32, 64) if size > ranks and decoder.num_heads % size == 0]
-    return [size for size in sizes if decoder.num_kv_heads % size == 0 or size % decoder.num_kv_heads == 0]
+    return [size for size in (2, 4, 8, 16, 32, 64) if size > ranks and divides(decoder, size)]
 
 
 def _fits(

@@ -75,7 +75,6 @@ class DecoderLayer:
         mlp: MLP block or mixture of experts.
         mixer_name: of the mixer in the checkpoint.
         mlp_name: of the MLP in the checkpoint.
-        norms_after: what the mixer and the MLP return is normalised before it is added (Gemma).
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class DecoderLayer:
         *,
         mixer_name: str = "self_attn",
         mlp_name: str = "mlp",
-        norms_after: bool = False,
     ) -> None:
         def norm() -> RmsNorm:
             return RmsNorm(context, decoder.hidden_size, decoder.rms_eps, decoder.norm_offset)
@@ -95,8 +93,8 @@ class DecoderLayer:
         self.mixer, self.mlp = mixer, mlp
         self._mixer_name, self._mlp_name = mixer_name, mlp_name
         self._mixer_norm, self._mlp_norm = norm(), norm()
-        self._mixer_after = norm() if norms_after else None
-        self._mlp_after = norm() if norms_after else None
+        self._mixer_after = norm() if decoder.norms_after else None
+        self._mlp_after = norm() if decoder.norms_after else None
 
     @property
     def held_bytes(self) -> int:

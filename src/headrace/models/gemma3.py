@@ -13,6 +13,4 @@ class Gemma3ForCausalLM(CausalModel):
     def make_layer(self, index: int) -> DecoderLayer:
         """See `CausalModel.make_layer`."""
         attention = Attention(self.context, self.decoder, index)
-        return DecoderLayer(
-            self.context, self.decoder, attention, GatedMlp(self.context, self.decoder), norms_after=True
-        )
+        return DecoderLayer(self.context, self.decoder, attention, GatedMlp(self.context, self.decoder))

@@ -7,7 +7,15 @@ import pytest
 from headrace.base.errors import ConfigError, UnsupportedModelError
 from headrace.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from headrace.config.decoder import parse_decoder
-from headrace.engine.model_bytes import Formats, choose_formats, parameter_count, weight_bytes
+from headrace.engine.model_bytes import (
+    Formats,
+    choose_formats,
+    divides,
+    idle_bytes,
+    layer_caches,
+    parameter_count,
+    weight_bytes,
+)
 from headrace.engine.plan import concurrency, make_plan
 from headrace.platforms.devices import DEVICES, device_record
 
@@ -43,6 +51,17 @@ QWEN3_06B = parse_decoder(
         "torch_dtype": "bfloat16",
     }
 )
+SMALL = {
+    "Gemma3ForCausalLM": {"sliding_window": 8, "sliding_window_pattern": 2},
+    "Llama4ForCausalLM": {
+        "intermediate_size_mlp": 112, "num_local_experts": 4, "interleave_moe_layer_step": 2, "attention_chunk_size": 8,
+    },
+    "Qwen3NextForCausalLM": {
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+    },
+}  # fmt: skip
+"""What makes the families beside Llama's shape small."""
 H200 = device_record("h200")
 
 
@@ -144,7 +163,17 @@ def test_a_packed_head_is_a_copy_even_if_it_is_tied():
     assert weight_bytes(QWEN3_06B, INT8, 1).head == 151936 * 1024 + 12 * 151936
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "LlamaForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "Gemma3ForCausalLM",
+        "Llama4ForCausalLM",
+        "Qwen3NextForCausalLM",
+    ],
+)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("formats", [Formats("float32"), Formats("float32", packed=True), BF16_CPU, INT8], ids=str)
 def test_sizes_are_those_of_the_models_that_are_built(architecture, tied, formats):
@@ -158,11 +187,13 @@ def test_sizes_are_those_of_the_models_that_are_built(architecture, tied, format
             "architectures": [architecture],
             "hidden_size": 64,
             "intermediate_size": 96,
-            "num_hidden_layers": 2,
+            "num_hidden_layers": 4,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
+            "head_dim": 16,
             "vocab_size": 160,
             "tie_word_embeddings": tied,
+            **SMALL.get(architecture, {}),
         }
     )
     context = ModelContext(
@@ -177,6 +208,49 @@ def test_sizes_are_those_of_the_models_that_are_built(architecture, tied, format
     model.finalize()
     # A model may keep a norm once for each head; nothing else may differ.
     assert weight_bytes(decoder, formats, 1).total == pytest.approx(model.parameter_bytes(), rel=0.006)
+    assert layer_caches(decoder, formats, 1) == model.layer_caches()
+
+
+def test_the_caches_of_a_rank_are_those_of_its_model():
+    torch = pytest.importorskip("torch")
+    from headrace.layers.context import ModelContext
+    from headrace.models.registry import build_model
+    from headrace.parallel.groups import TensorParallel
+
+    for architecture, fields in SMALL.items():
+        decoder = parse_decoder(
+            {"architectures": [architecture], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 160, **fields}
+        )  # fmt: skip
+        context = ModelContext(torch.float32, torch.device("cpu"), TensorParallel(1, 2), "none")
+        model = build_model(decoder, context)
+        assert layer_caches(decoder, Formats("float32"), 2) == model.layer_caches()
+        assert weight_bytes(decoder, Formats("float32"), 2).total == pytest.approx(model.parameter_bytes(), rel=0.006)
+
+
+def test_a_family_that_cannot_be_split_says_what_does_not_divide():
+    fields = {**SMALL["Qwen3NextForCausalLM"], "linear_num_key_heads": 3, "linear_num_value_heads": 3}
+    decoder = parse_decoder(
+        {"architectures": ["Qwen3NextForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 160, **fields}
+    )  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match="linear_num_key_heads 3 does not divide"):
+        weight_bytes(decoder, BF16, 2)
+    assert divides(decoder, 1)
+    assert not divides(decoder, 2)
+
+
+def test_a_decode_step_reads_only_the_chosen_experts():
+    decoder = parse_decoder(
+        {"architectures": ["Llama4ForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 160,
+         **SMALL["Llama4ForCausalLM"]}
+    )  # fmt: skip
+    # 2 of 4 layers have 4 experts of 3 x 96 x 64, of which a token takes one
+    assert idle_bytes(decoder, BF16, 1) == 2 * 3 * (3 * 96 * 64) * 2
+    weights = weight_bytes(decoder, BF16, 1)
+    read = weights.layers - idle_bytes(decoder, BF16, 1) + weights.head
+    assert plan(decoder).decode_ms_floor == pytest.approx(read / 4.8e12 * 1e3)
 
 
 def test_the_cache_of_a_cpu_is_bounded():
