@@ -321,17 +321,18 @@ class CoreClient:
         """Send everything unfinished to the new core, but only one suspect."""
         if self._lives > 1:
             _log.warning("the engine core is back; %d requests go on", len(self._pending))
-        held = self._ledger.held
+        with_core = self._pending.keys() - self._ledger.held
         for request_id, pending in self._pending.items():
-            if request_id not in held:
-                self._send(AddRequest(pending.resubmission()))
+            if request_id in with_core:
+                self._send(AddRequest(pending.resubmission(with_core)))
         self._try_suspect()
 
     def _try_suspect(self) -> None:
         while self.state == "ready" and (request_id := self._ledger.next_trial()) is not None:
             pending = self._pending.get(request_id)
             if pending is not None:
-                self._send(AddRequest(pending.resubmission()))
+                # On trial by itself: its leader may be held, or its cause.
+                self._send(AddRequest(pending.resubmission(())))
                 return
             self._ledger.forget(request_id)
 

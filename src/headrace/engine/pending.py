@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import msgspec
 
+from headrace.base.ids import RequestId
 from headrace.engine.delta_stream import DeltaStream
 from headrace.types.outputs import RequestDelta
 from headrace.types.requests import EngineRequest
@@ -28,8 +30,11 @@ class PendingRequest:
     prompt_entries: int = 0
     _repeated_entries: int = 0
 
-    def resubmission(self) -> EngineRequest:
+    def resubmission(self, with_core: Collection[RequestId]) -> EngineRequest:
         """Return the request that continues this one in a new core: same id, same seed, tokens so far as produced.
+
+        Args:
+            with_core: requests that the new core gets or has. It goes on waiting for its leader only if that is one.
 
         Mutates: how many prompt log-probabilities of the new life are repetitions.
         """
@@ -39,7 +44,10 @@ class PendingRequest:
             sampling = sampling.replace(prompt_logprobs=None)
         self._repeated_entries = self.prompt_entries
         return msgspec.structs.replace(
-            request, sampling=sampling, produced_token_ids=[*request.produced_token_ids, *self.produced]
+            request,
+            sampling=sampling,
+            produced_token_ids=[*request.produced_token_ids, *self.produced],
+            leader_id=request.leader_id if request.leader_id in with_core else None,
         )
 
     def take(self, delta: RequestDelta) -> RequestDelta:

@@ -156,6 +156,36 @@ def test_a_second_time_the_prompt_is_cached(client: openai.OpenAI):
     assert salted.usage.prompt_tokens_details.cached_tokens == 0
 
 
+def test_several_answers_share_the_computation_of_their_prompt(real: RealServer, client: openai.OpenAI):
+    """Of 4 x 500 prompt tokens all but 500 and three last parts of a block come from the cache."""
+    prompt = [(7 * number) % 900 + 100 for number in range(500)]
+
+    def ask(n: int) -> openai.types.Completion:
+        return client.completions.create(
+            model="default", prompt=prompt, n=n, max_tokens=6, temperature=0, extra_body={"ignore_eos": True}
+        )
+
+    real.wait_until_idle()
+    queries, hits = real.metric("prefix_cache_queries_total"), real.metric("prefix_cache_hits_total")
+    answer = ask(4)
+    real.wait_until_idle()
+    assert real.metric("prefix_cache_queries_total") - queries == 4 * 500
+    assert real.metric("prefix_cache_hits_total") - hits == 3 * (500 // 16 * 16)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (500, 24)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    assert {choice.text for choice in answer.choices} == {ask(1).choices[0].text}
+
+
+def test_a_request_out_of_time_frees_the_device(real: RealServer, http: httpx.Client):
+    body = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "timeout": 0.3}
+    for stream in (False, True):
+        response = http.post("/v1/completions", json={**body, "stream": stream})
+        assert '"code":"request_timeout"' in response.text.replace(" ", "")
+        assert response.status_code == (200 if stream else 504)
+    real.wait_until_idle()
+    assert real.metric("kv_cache_usage_perc") == 0.0
+
+
 def test_echo_scores_a_text(client: openai.OpenAI):
     """As evaluation harnesses do it: the likelier continuation has the higher sum."""
 

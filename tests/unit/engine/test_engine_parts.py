@@ -137,16 +137,28 @@ def test_resubmission_carries_all_that_was_received() -> None:
     request = EngineRequest(request_id=A, prompt_token_ids=[1, 2, 3, 4], sampling=sampling, produced_token_ids=[5])
     pending = PendingRequest(request, DeltaStream([A], lambda ids: None))
     pending.take(RequestDelta(request_id=A, prompt_logprobs=_entries(2)))
-    again = pending.resubmission()
+    again = pending.resubmission(())
     assert again.sampling.prompt_logprobs == 0
     delta = pending.take(RequestDelta(request_id=A, prompt_logprobs=_entries(2, 3)))
     assert delta.prompt_logprobs == _entries(3), "the first one was delivered in the earlier life"
     assert pending.take(RequestDelta(request_id=A, prompt_logprobs=_entries(4))).prompt_logprobs == _entries(4)
     pending.take(_delta(A, [6, 7]))
-    again = pending.resubmission()
+    again = pending.resubmission(())
     assert again.produced_token_ids == [5, 6, 7]
     assert again.sampling.prompt_logprobs is None, "all were delivered"
     assert again.sampling.seed == 3
+
+
+def test_a_resubmitted_sibling_waits_only_for_a_leader_that_is_there() -> None:
+    request = EngineRequest(
+        request_id=B, prompt_token_ids=[1], sampling=SamplingParams(seed=3), leader_id=A, deadline_s=7.0, tenant="t"
+    )
+    pending = PendingRequest(request, DeltaStream([B], lambda ids: None))
+    assert pending.resubmission({A, B}).leader_id == A
+    # The leader has ended, or is held back as a suspect: nobody would ever compute the prompt for it.
+    again = pending.resubmission({B})
+    assert again.leader_id is None
+    assert (again.deadline_s, again.tenant) == (7.0, "t")
 
 
 def test_resubmission_twice_in_the_middle_of_the_prompt() -> None:
@@ -154,9 +166,9 @@ def test_resubmission_twice_in_the_middle_of_the_prompt() -> None:
     request = EngineRequest(request_id=A, prompt_token_ids=[1, 2, 3, 4], sampling=sampling)
     pending = PendingRequest(request, DeltaStream([A], lambda ids: None))
     pending.take(RequestDelta(request_id=A, prompt_logprobs=_entries(2, 3)))
-    pending.resubmission()
+    pending.resubmission(())
     assert pending.take(RequestDelta(request_id=A, prompt_logprobs=_entries(2))).prompt_logprobs is None
-    pending.resubmission()
+    pending.resubmission(())
     assert pending.take(RequestDelta(request_id=A, prompt_logprobs=_entries(2, 3, 4))).prompt_logprobs == _entries(4)
 
 

@@ -59,6 +59,23 @@ def test_requests_of_a_text(parts: TextParts) -> None:
     assert len(request.block_hashes) == 2
 
 
+def test_siblings_wait_for_the_first_one(parts: TextParts) -> None:
+    leaders = [request.leader_id for request in _process(parts, "abc", n=3).requests]
+    assert leaders == [None, "r:0", "r:0"]
+    assert _process(parts, "abc").requests[0].leader_id is None
+    # Nobody who wants the logits of the whole prompt can start from cached KV, so nobody waits for it.
+    scored = _process(parts, "abc", n=2, prompt_logprobs=0).requests
+    assert [request.leader_id for request in scored] == [None, None]
+
+
+def test_tenant_and_deadline_are_those_of_all_siblings(parts: TextParts) -> None:
+    inputs = InputProcessor(parts.tokenizer, _ready(), parts.eos_token_ids)
+    processed = inputs.process(
+        "abc", SamplingParams(n=2), request_id="r", arrival_s=1.0, tenant="t", deadline_s=9.0, priority=3
+    )
+    assert [(r.tenant, r.deadline_s, r.priority, r.arrival_s) for r in processed.requests] == [("t", 9.0, 3, 1.0)] * 2
+
+
 def test_seeds(parts: TextParts) -> None:
     assert _process(parts, "a", seed=-1, n=2).requests[1].sampling.seed == 0
     drawn = {_process(parts, "a").requests[0].sampling.seed for _ in range(5)}
