@@ -25,7 +25,8 @@ PROMPTS = [
     "".join(f"Line {i}: the number {i} comes after {i - 1} and before {i + 1}.\n" for i in range(1, 46)),
 ]
 TEXTS = [
-    "Hello world", "  two  spaces   three\n\n\nnewlines\ttab", "Ünïcödé 😀 漢字かな", "a\u00a0b <html><b>x</b> </s> <bos>",
+    "Hello world", "  two  spaces   three\n\n\nnewlines\ttab",
+    "Ünïcödé 😀 漢字かな", "a\u00a0b <html><b>x</b> </s> <bos>",
     "1234567 + 89 = x_y-z", "\n", "   ", " leading", "def f(x):\n        return x**2\n", "…‘’“”—", "\x00\x01", "🏳️‍🌈",
     "<start_of_turn>user\nHi<end_of_turn>\n", "▁▁ lower one eighth block", "ﬁ ligature Å Å",
 ]  # fmt: skip
