@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.attention.step import StepContext
+from headrace.base.errors import InvariantError
 from headrace.types.plans import BlockCopy, PlanRow, SlotStart, StepPlan
 from headrace.types.results import RowResult, StepResult, TokenLogprobs
 from headrace.worker.inputs import StepInputs, build_inputs
@@ -96,11 +97,13 @@ class StepRunner:
             unaffected.
 
         Raises:
-            InvariantError: the plan contradicts the state; a bug of the scheduler or of this class.
+            InvariantError: the plan contradicts the state, or asks for what no worker does yet; a bug of the scheduler
+                or of this class.
 
         Mutates:
-            The slots' state, and the KV blocks of the plan's decodes and rows.
+            The slots' state, the KV blocks of the plan's decodes and rows, and the targets of its copies and saves.
         """
+        _check_supported(plan)
         self._apply(plan)
         self._memory.copy(plan.copies)
         if not (plan.decodes or plan.rows):
@@ -207,3 +210,18 @@ class StepRunner:
             if healthy and self._with_logprobs:
                 entries += position_logprobs(logits, part, np.full(len(part), top))
         return entries if healthy else None
+
+
+def _check_supported(plan: StepPlan) -> None:
+    """Refuse what the control plane can plan and this worker cannot do yet: it must not be ignored."""
+    if plan.encodes or plan.encoder_frees:
+        raise InvariantError(f"step {plan.step} runs an encoder: this worker has none")
+    if plan.loads:
+        raise InvariantError(f"step {plan.step} loads KV from outside: this worker has no connector")
+    for row in plan.rows:
+        if row.drafts or row.gated:
+            what = "drafts" if row.drafts else "waits for a grammar"
+            raise InvariantError(f"step {plan.step}: the row of slot {row.slot} {what}: this worker cannot do that")
+    for start in plan.starts:
+        if start.media or start.encoder_tokens:
+            raise InvariantError(f"step {plan.step}: {start.request_id} brings media: this worker has no encoder")

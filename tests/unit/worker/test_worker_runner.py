@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -9,8 +10,8 @@ from fake_model import VOCAB, FakeModel, context_hash, logits_of
 from sampling_reference import choices, slot_start
 
 from headrace.base.errors import InvariantError
-from headrace.base.ids import RequestId, Slot, StepId
-from headrace.types.plans import BlockAppend, PlanRow, StepPlan
+from headrace.base.ids import BlockId, RequestId, Slot, StepId
+from headrace.types.plans import BlockAppend, BlockCopy, EncodeItem, LoadJob, PlanRow, StepPlan
 from headrace.types.sampling import SamplingParams
 from headrace.worker.runner import StepRunner
 from headrace.worker.sampling import logprobs as logprobs_module
@@ -278,3 +279,41 @@ def test_a_one_token_chunk_in_a_decode_only_step_reads_its_own_position():
     rows = bench.run([(0, 1, 2, True)])
     assert rows[0].token_ids == greedy_continuation(prompt, 1)
     assert np.array_equal(bench.model.memory[1, :3], prompt)
+
+
+def test_copies_come_before_and_saves_after_the_computation():
+    bench, prompt = Bench(), [9, 8, 7, 6, 5]
+    bench.run([(0, 0, 5, True)], [slot_start(0, GREEDY, prompt, blocks=[[1, 2]])])
+    bench.model.done.clear()
+    # Slot 1 hits five tokens: block 1 is shared, block 2 is copied into 3, and 4 keeps a copy of what 3 is after.
+    start = slot_start(1, GREEDY, [*prompt, 4], blocks=[[1, 3]])
+    plan = StepPlan(StepId(9), [], [start], [], [PlanRow(Slot(1), RequestId("request-1"), 5, 1, True)])
+    copies, saves = [BlockCopy(0, BlockId(2), BlockId(3))], [BlockCopy(0, BlockId(3), BlockId(4))]
+    result = bench.runner.execute(msgspec.structs.replace(plan, copies=copies, saves=saves))
+    assert bench.model.done == [(2, 3), "forward", (3, 4), "observe"]
+    assert result.rows[0].token_ids == greedy_continuation([*prompt, 4], 1)
+    assert bench.model.memory[4].tolist() == [5, 4, -1, -1]
+    # Also in a step that computes nothing.
+    bench.model.done.clear()
+    bench.runner.execute(StepPlan(StepId(10), [], [], [], [], copies=copies, saves=saves))
+    assert bench.model.done == [(2, 3), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"encodes": [EncodeItem(Slot(0), RequestId("request-0"), 0, "x")]}, "encoder"),
+        ({"encoder_frees": ["x"]}, "encoder"),
+        ({"loads": [LoadJob(1, RequestId("request-0"), 0, 4, [[BlockId(1)]], [b"h"])]}, "connector"),
+        ({"rows": [PlanRow(Slot(0), RequestId("request-0"), 0, 3, True, drafts=1)]}, "drafts"),
+        ({"rows": [PlanRow(Slot(0), RequestId("request-0"), 0, 3, True, gated=True)]}, "grammar"),
+        ({"starts": [msgspec.structs.replace(slot_start(1, GREEDY), encoder_tokens=3)]}, "media"),
+    ],
+)
+def test_what_no_worker_does_yet_is_refused_before_anything_changes(changes, why):
+    bench = Bench()
+    bench.run([(0, 0, 2, False)], [slot_start(0, GREEDY, [1, 2, 3], blocks=[[1]])])
+    plan = StepPlan(StepId(2), [Slot(0)], [], [], [])
+    with pytest.raises(InvariantError, match=why):
+        bench.runner.execute(msgspec.structs.replace(plan, **changes))
+    assert bench.runner.state.request_ids[0] == "request-0"
