@@ -17,6 +17,7 @@ from headrace.config.option import option
 if TYPE_CHECKING:
     from headrace.config import EngineConfig
     from headrace.engine.plan import MemoryPlan
+    from headrace.engine.plan_attention import AttentionChoice
 
 GIB = 1 << 30
 
@@ -159,6 +160,9 @@ def table(plan: MemoryPlan) -> str:
         row("KV cache", plan.kv_bytes, f"{plan.kv_tokens} tokens, {plan.kv_token_bytes} bytes each"),
         row("free", plan.free_bytes, "" if plan.free_bytes >= 0 else "missing"),
         "",
+        "attention",
+        *map(attention_row, plan.attention),
+        "",
         f"requests at once (KV cache; --max-num-seqs is {plan.max_num_seqs})",
         *(f"  {entry.context_tokens:>9} tokens {entry.requests:>8}" for entry in plan.concurrency),
         "",
@@ -170,6 +174,13 @@ def table(plan: MemoryPlan) -> str:
     ]
     lines += [f"  {'consider' if plan.fits else 'change'}: {advice.flag}  ({advice.why})" for advice in plan.advice]
     return "\n".join(lines)
+
+
+def attention_row(choice: AttentionChoice) -> str:
+    """Return the line that says which backend a group of layers gets, and why not another."""
+    refused = "".join(f"; not {name}: {why}" for name, why in choice.refused.items())
+    layers = f"{choice.layers} layer{'s' if choice.layers > 1 else ''}, heads of {choice.head_dim}"
+    return f"  {choice.kind:<10}{layers:<26}{choice.backend}, because it {choice.reason}{refused}"
 
 
 def verdict(plan: MemoryPlan) -> str:

@@ -29,6 +29,7 @@ from headrace.engine.model_bytes import (
     parameter_count,
     weight_bytes,
 )
+from headrace.engine.plan_attention import AttentionChoice, attention_choices
 from headrace.kv.budget import make_layout
 from headrace.platforms.devices import DEVICES, DeviceRecord
 from headrace.types.cache_specs import KvLayout, LayerCache
@@ -85,6 +86,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         decode_ms_floor: no decode step of one request is faster: weights read once at the data sheet's bandwidth.
         prefill_tokens_per_s_ceiling: no more prompt tokens a second: matrix products at the data sheet's rate.
         advice: flags to change, the most useful first.
+        attention: backend of each group of layers, and why.
     """
 
     model: str
@@ -115,6 +117,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     decode_ms_floor: float
     prefill_tokens_per_s_ceiling: float
     advice: list[Advice]
+    attention: list[AttentionChoice] = []
 
 
 def plan_files(config: ModelConfig) -> ModelFiles:
@@ -245,6 +248,14 @@ def make_plan(
         * 1e3,
         prefill_tokens_per_s_ceiling=_prefill_ceiling(decoder, device, ranks),
         advice=[],
+        attention=attention_choices(
+            decoder,
+            caches,
+            formats,
+            device="cpu" if device.kind == "cpu" else "cuda",
+            ranks=ranks,
+            wanted=config.parallel.attention_backend,
+        ),
     )
     return msgspec.structs.replace(plan, advice=_advice(plan, decoder, device, config, quantized))
 

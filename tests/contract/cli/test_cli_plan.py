@@ -85,3 +85,23 @@ def test_the_default_model_is_planned_from_its_gguf(headrace):
     assert (plan["dtype"], plan["cache_dtype"]) == ("float32", "bfloat16")
     printed = headrace("plan", "default", "--device", "cpu", "--device-memory", "8G").out
     assert "weights int8, KV cache bfloat16" in printed
+
+
+def test_each_group_of_layers_names_its_attention_backend_and_why(headrace, tmp_path):
+    gemma = {
+        "architectures": ["Gemma3ForCausalLM"], "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144, "sliding_window": 512,
+        "query_pre_attn_scalar": 256, "max_position_embeddings": 32768, "torch_dtype": "float32",
+        "hidden_activation": "gelu_pytorch_tanh",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(gemma))
+    arguments = ["plan", str(tmp_path), "--device", "cpu", "--device-memory", "16G"]
+    choices = json.loads(headrace(*arguments, "--json").out)["attention"]
+    found = [(choice["kind"], choice["layers"], choice["head_dim"], choice["backend"]) for choice in choices]
+    assert sorted(found) == [("full", 3, 256, "torch_exact"), ("sliding", 15, 256, "torch_exact")]
+    assert all(choice["refused"] == {"torch_sdpa": "not batch-invariant"} for choice in choices)
+    text = headrace(*arguments).out
+    assert "torch_exact, because it fits, with the highest priority (10); not torch_sdpa: not batch-invariant" in text
+    refused = headrace(*arguments, "--attention-backend", "torch_sdpa")
+    assert refused.code == 2
+    assert "torch_sdpa cannot be used: not batch-invariant" in refused.err
