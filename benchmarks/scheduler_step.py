@@ -12,8 +12,9 @@ import time
 
 from headrace import SamplingParams
 from headrace.config import SchedulerConfig
+from headrace.kv.budget import fixed_layout
 from headrace.sched.scheduler import Scheduler
-from headrace.types.cache_specs import FullAttentionSpec, GroupLayout, KvLayout
+from headrace.types.cache_specs import FullAttentionSpec, LayerCache
 from headrace.types.events import AddRequest, InboxEvent
 from headrace.types.requests import EngineRequest
 from headrace.types.results import RowResult, StepResult
@@ -33,7 +34,9 @@ def main() -> None:
     spec = FullAttentionSpec(kv_heads=2, key_dim=64, value_dim=64, dtype_bytes=2)
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs=running, max_num_batched_tokens=65536),
-        layout=KvLayout([GroupLayout(0, spec, [0, 1], BLOCK_TOKENS, blocks)]),
+        layout=fixed_layout(
+            [LayerCache(0, spec), LayerCache(1, spec)], block_tokens=BLOCK_TOKENS, usable_blocks=blocks - 1
+        ),
         max_model_len=context + STEPS + BLOCK_TOKENS,
         enable_prefix_caching=True,
     )

@@ -17,6 +17,7 @@ import msgspec
 
 import headrace.types
 from headrace.base.ids import BlockId, RequestId, Slot, StepId
+from headrace.kv.budget import fixed_layout
 from headrace.types.cache_specs import (
     ChunkedLocalSpec,
     CompressedSpec,
@@ -105,7 +106,7 @@ FULL_REQUEST = msgspec.structs.replace(
 ERROR = ErrorRecord("kv_cache_too_small", "invalid_request_error", "要 9 blocks", 400, False, "max_tokens")
 LOGPROBS = TokenLogprobs(5, -0.25, 1, [5, 6], [-0.25, -2.0])
 SPEC = FullAttentionSpec(3, 64, 64, 2)
-LAYOUT = KvLayout([GroupLayout(0, SPEC, [0, 1], 16, 100)])
+LAYOUT = fixed_layout([LayerCache(0, SPEC), LayerCache(1, SPEC)], block_tokens=16, usable_blocks=99)
 SPECS = [
     SPEC,
     SlidingWindowSpec(3, 64, 0, 2, 512),

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 
 from headrace.base.errors import InsufficientMemoryError
 from headrace.base.ids import RequestId, Slot, StepId
-from headrace.types.cache_specs import FullAttentionSpec, GroupLayout, KvLayout, LayerCache
+from headrace.kv.budget import fixed_layout
+from headrace.types.cache_specs import FullAttentionSpec, LayerCache
 from headrace.types.plans import PlanRow, StepPlan
 from headrace.types.results import RowResult, StepResult
 from headrace.types.wire import PhaseSeconds
 from headrace.types.worker_facts import WorkerFacts
 
 SPEC = FullAttentionSpec(kv_heads=1, key_dim=8, value_dim=8, dtype_bytes=4)
-LAYOUT = KvLayout([GroupLayout(0, SPEC, [0], 16, 4)])
+LAYOUT = fixed_layout([LayerCache(0, SPEC)], block_tokens=16, usable_blocks=3)
 
 
 def plan(step, rows=1):

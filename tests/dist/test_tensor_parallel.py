@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from headrace.base.ids import RequestId, Slot, StepId
 from headrace.config.engine import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
 from headrace.engine.executors import make_executor
-from headrace.types.cache_specs import GroupLayout, KvLayout
+from headrace.kv.budget import fixed_layout
 from headrace.types.plans import PlanRow, SlotStart, StepPlan
 from headrace.types.sampling import SamplingParams
 
@@ -69,8 +69,7 @@ def run(model_dir, runtime_dir, ranks):
     executor = make_executor(config, runtime_dir)
     try:
         facts = executor.start()
-        spec, layers = facts.layer_caches[0].spec, [cache.layer_index for cache in facts.layer_caches]
-        executor.allocate(KvLayout([GroupLayout(0, spec, layers, 16, 9)]))
+        executor.allocate(fixed_layout(facts.layer_caches, block_tokens=16, usable_blocks=8))
         starts = [
             SlotStart(
                 Slot(slot),

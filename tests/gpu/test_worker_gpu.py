@@ -10,8 +10,8 @@ import torch
 
 from headrace.base.ids import RequestId, Slot, StepId
 from headrace.config.engine import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from headrace.kv.budget import fixed_layout
 from headrace.parallel.groups import TensorParallel
-from headrace.types.cache_specs import GroupLayout, KvLayout
 from headrace.types.plans import PlanRow, SlotStart, StepPlan
 from headrace.types.sampling import SamplingParams
 from headrace.weights.source import resolve_model
@@ -89,8 +89,7 @@ def answers_on(device, folder, dtype):
     )
     worker = Worker(config, resolve_model(config.model), TensorParallel(0, 1))
     facts = worker.load()
-    spec, layers = facts.layer_caches[0].spec, [cache.layer_index for cache in facts.layer_caches]
-    worker.allocate(KvLayout([GroupLayout(0, spec, layers, 16, 20)]))
+    worker.allocate(fixed_layout(facts.layer_caches, block_tokens=16, usable_blocks=19))
     params = SamplingParams(temperature=0.0, logprobs=20, prompt_logprobs=20)
     starts = [start(0, params, range(40), [1, 2, 3, 4]), start(1, params, range(90, 95), [5, 6])]
     entries, done = [], [0, 0]

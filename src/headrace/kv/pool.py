@@ -1,81 +1,122 @@
-"""The blocks of one group: reference counts, the free list in LRU order, and the map from prefix hash to blocks.
+"""The blocks of one group: reference counts, what is idle, and the map from prefix hash to blocks.
 
-A freed block keeps its hash and can be hit until it is handed out again: freed is not evicted. Must not know requests,
-tokens beyond those in events, or other groups.
+A freed block keeps its content and can be hit until it is handed out again: freed is not evicted. Where free blocks
+lie is `kv.placement`'s work, which idle block goes first is `kv.eviction`'s. Must not know requests, tokens beyond
+those in events, or other groups.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from headrace.base.errors import InvariantError, invariant
+from headrace.base.errors import InvariantError
 from headrace.base.ids import NULL_BLOCK, BlockId, GroupId
-from headrace.kv.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from headrace.kv.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, parents_first, window_tokens_of
+from headrace.kv.eviction import EvictionPolicy
+from headrace.kv.placement import Placement
+from headrace.kv.prefix_hash import ExtraKey
+from headrace.types.cache_specs import GroupLayout, kind_of
+
+_VICTIM_CANDIDATES = 8
+"""So many of the next blocks to evict are looked at for one in a nearly empty extent."""
 
 
 class BlockPool:
-    """All blocks of one group but the null block, which is a placeholder: never counted, referenced or freed."""
+    """The blocks that one group has now. The null block is a placeholder: never counted, referenced or freed."""
 
-    def __init__(self, group: GroupId, num_blocks: int, *, record_events: bool = False) -> None:
+    def __init__(
+        self,
+        layout: GroupLayout,
+        placement: Placement,
+        policy: EvictionPolicy,
+        references: list[int],
+        *,
+        record_events: bool = False,
+    ) -> None:
         """Make a pool in which every block is free and nothing is cached.
 
         Args:
-            group: for events.
-            num_blocks: blocks in memory, the null block included; at least 2.
+            layout: of the group.
+            placement: its free blocks.
+            policy: order of eviction.
+            references: owners by block id; shared by the pools of a memory, whose ids never overlap.
             record_events: keep events until `take_events`; without a taker they would pile up.
         """
-        invariant(num_blocks >= 2, f"a pool needs the null block and one more, got {num_blocks}")
-        self._group = group
-        self._references = [0] * num_blocks
-        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self.layout = layout
+        self.placement = placement
+        self.policy = policy
+        self._group = GroupId(layout.group)
+        self._references = references
+        self._hashes_of: dict[BlockId, tuple[bytes, ...]] = {}
         # A key may have several blocks: two requests can compute one prefix side by side, and tables are append-only.
         self._blocks_of: dict[bytes, list[BlockId]] = {}
-        # Least recently used first. An OrderedDict is a doubly linked list with O(1) removal from the middle.
-        self._free: OrderedDict[BlockId, None] = OrderedDict.fromkeys(BlockId(i) for i in range(1, num_blocks))
-        self._cached_blocks = 0
         self._evicted_blocks = 0
         self._record_events = record_events
         self._events: list[KvEvent] = []
+        self._stored: dict[bytes, BlockStored] = {}
+        self._kind, self._window_tokens = kind_of(layout.spec), window_tokens_of(layout.spec)
 
     @property
     def total_blocks(self) -> int:
-        """Usable blocks; the null block is not one."""
-        return len(self._references) - 1
+        """Blocks of the group's extents now; the null block is not one."""
+        return self.placement.own_blocks
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks that the group would have if it had the whole memory."""
+        return self.layout.num_blocks - 1
+
+    @property
+    def plain_blocks(self) -> int:
+        """Free blocks that cache nothing."""
+        return self.placement.plain_blocks
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no request references; their cached content may still be hit."""
-        return len(self._free)
+        """Blocks of the group's own extents that nobody references; their cached content may still be hit."""
+        return self.placement.plain_blocks + len(self.policy)
+
+    @property
+    def live_blocks(self) -> int:
+        """Blocks with an owner."""
+        return self.placement.own_blocks - self.free_blocks
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks, in use or free, that carry a prefix hash."""
-        return self._cached_blocks
+        """Blocks, in use or idle, that carry a prefix hash."""
+        return len(self._hashes_of)
 
     @property
     def evicted_blocks(self) -> int:
-        """How often a cached block has been handed out again since the start."""
+        """How often a cached block has lost its content to make room since the start."""
         return self._evicted_blocks
 
     def references(self, block: BlockId) -> int:
         """Return how many owners a block has."""
         return self._references[block]
 
-    def free_list(self) -> list[BlockId]:
-        """Return the free blocks, next to be handed out first."""
-        return list(self._free)
+    def block_ids(self) -> list[BlockId]:
+        """Return the ids of all blocks of the group's extents now, ascending."""
+        return self.placement.block_ids()
 
-    def hash_of(self, block: BlockId) -> bytes | None:
-        """Return the prefix hash under which a block is cached."""
-        return self._hash_of[block]
+    def free_list(self) -> list[BlockId]:
+        """Return the blocks without an owner: first those that cache nothing, then the idle ones in eviction order."""
+        return [*self.placement.plain_list(), *self.policy]
+
+    def idle_list(self) -> list[BlockId]:
+        """Return the blocks that cache something and have no owner, the next to be evicted first."""
+        return list(self.policy)
+
+    def hashes_of(self, block: BlockId) -> Sequence[bytes]:
+        """Return the prefix hashes under which a block is cached, in the order of their positions."""
+        return self._hashes_of.get(block, ())
 
     def cached_hashes(self) -> set[bytes]:
         """Return all hashes that can be hit."""
         return set(self._blocks_of)
 
     def find(self, block_hash: bytes) -> BlockId | None:
-        """Return a block with this content, one in use rather than a free one, or None."""
+        """Return a block whose content is right up to this hash, one in use rather than an idle one, or None."""
         blocks = self._blocks_of.get(block_hash)
         if blocks is None:
             return None
@@ -86,112 +127,222 @@ class BlockPool:
         return blocks[0]
 
     def idle(self, blocks: Iterable[BlockId]) -> int:
-        """Return how many of these blocks are on the free list (touching them makes the free list shorter)."""
+        """Return how many of these blocks have no owner (touching them leaves fewer free blocks)."""
         references = self._references
         return sum(1 for block in blocks if block != NULL_BLOCK and not references[block])
 
-    def allocate(self, count_blocks: int) -> list[BlockId]:
-        """Hand out the least recently used free blocks, evicting what they cached.
+    def allocate(self, count_blocks: int, table: Sequence[BlockId] = ()) -> list[BlockId]:
+        """Hand out blocks, first those that cache nothing, then evicting.
 
-        Mutates: free list, references, cache.
-        Requires: ``count_blocks <= free_blocks``.
+        Args:
+            count_blocks: how many.
+            table: the table that they will extend: they come from the same extent if possible.
+
+        Mutates: free blocks, references, cache.
+        Requires: ``count_blocks <= free_blocks``; with several groups `KvMemory.reserve` sees to it.
         """
-        # Not `invariant`: on a hot path its message would be formatted each time.
-        if count_blocks > len(self._free):
-            raise InvariantError(f"group {self._group}: {count_blocks} blocks asked for, {len(self._free)} free")
-        taken: list[BlockId] = []
-        for _ in range(count_blocks):
-            block, _ = self._free.popitem(last=False)
-            if self._hash_of[block] is not None:
-                self._evicted_blocks += 1
-                self._unpublish(block)
-            self._references[block] = 1
-            taken.append(block)
+        missing = count_blocks - self.placement.plain_blocks
+        if missing > 0:
+            # Not `invariant`: on a hot path its message would be formatted each time.
+            if missing > len(self.policy):
+                raise InvariantError(f"group {self._group}: {count_blocks} blocks asked for, {self.free_blocks} free")
+            self.evict(missing)
+        taken = self.placement.take(count_blocks, table)
+        references = self._references
+        for block in taken:
+            references[block] = 1
         return taken
 
-    def touch(self, blocks: Iterable[BlockId]) -> None:
-        """Add a reference to each block, taking it off the free list if it lies there.
+    def evict(self, count_blocks: int) -> None:
+        """Make idle blocks plain, in the order of the policy.
 
-        Mutates: free list, references.
+        Mutates: free blocks, cache.
+        Requires: so many idle blocks.
         """
+        if self.total_blocks == self.most_blocks:
+            victims = self.policy.take(count_blocks)
+        else:
+            victims = []
+            for _ in range(count_blocks):
+                victim = self.placement.victim(self.policy.first(_VICTIM_CANDIDATES))
+                self.policy.evict(victim)
+                victims.append(victim)
+        self._evicted_blocks += count_blocks
+        self._drop(victims)
+        self.placement.emptied(victims)
+
+    def evict_all(self, blocks: Iterable[BlockId]) -> None:
+        """Make these blocks plain as far as they are idle; the group gives up their extent.
+
+        Mutates: free blocks, cache.
+        """
+        victims = [block for block in blocks if block in self.policy]
+        for block in victims:
+            self.policy.evict(block)
+        self._evicted_blocks += len(victims)
+        self._drop(victims)
+        self.placement.emptied(victims)
+
+    def touch(self, blocks: Iterable[BlockId]) -> None:
+        """Add a reference to each block; an idle one is idle no more.
+
+        Mutates: free blocks, references.
+        """
+        references = self._references
+        woken: list[BlockId] = []
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
-            if not self._references[block]:
-                del self._free[block]
-            self._references[block] += 1
+            if not references[block]:
+                woken.append(block)
+            references[block] += 1
+        if woken:
+            self.policy.remove(woken)
+            self.placement.touched(woken)
+        if self.policy.counts_uses:
+            self.policy.used([block for block in blocks if block != NULL_BLOCK])
 
     def free(self, table: Sequence[BlockId]) -> None:
         """Drop one reference to each block of a table, tail first, so that shared beginnings are evicted last.
 
         Blocks without a hash hold nothing that could be hit, so they are the next to be handed out.
 
-        Mutates: free list, references.
+        Mutates: free blocks, references.
         Requires: the caller owns a reference to each block and forgets the table.
         """
-        references = self._references
+        references, hashes_of = self._references, self._hashes_of
+        plain: list[BlockId] = []
+        idle: list[BlockId] = []
         for block in reversed(table):
             if block == NULL_BLOCK:
                 continue
-            if references[block] < 1:
+            left = references[block] - 1
+            if left < 0:
                 raise InvariantError(f"block {block} of group {self._group} is freed without an owner")
-            references[block] -= 1
-            if references[block]:
-                continue
-            self._free[block] = None
-            if self._hash_of[block] is None:
-                self._free.move_to_end(block, last=False)
+            references[block] = left
+            if not left:
+                (idle if block in hashes_of else plain).append(block)
+        rank = self.policy.add(idle) if idle else 0.0
+        if plain or idle:
+            self.placement.freed(plain, idle, rank)
 
-    def publish(self, block: BlockId, block_hash: bytes, parent_hash: bytes | None, token_ids: Sequence[int]) -> None:
-        """Make a full block hittable.
+    def publish(
+        self,
+        block: BlockId,
+        block_hash: bytes,
+        *,
+        parent_hash: bytes | None,
+        token_ids: Sequence[int],
+        extras: Sequence[ExtraKey] = (),
+    ) -> None:
+        """Make a block hittable up to the boundary of a hash unit. A block may carry several, in order of position.
 
         Args:
-            block: in use, not published.
-            block_hash: of the prefix that ends with this block.
-            parent_hash: of the prefix before it, for the event.
-            token_ids: the block's tokens, for the event.
+            block: in use.
+            block_hash: of the prefix that ends at the boundary.
+            parent_hash: of the prefix one unit before it, for the event.
+            token_ids: the unit's tokens, for the event.
+            extras: the unit's extra keys, for the event.
 
         Mutates: cache.
-        Requires: the block's contents are complete on the device and will not be written again.
+        Requires: the content up to the boundary is complete on the device and will not be written again.
         """
-        if not self._references[block] or self._hash_of[block] is not None:
-            raise InvariantError(f"block {block} of group {self._group} is free or published already")
-        self._hash_of[block] = block_hash
-        self._cached_blocks += 1
+        if not self._references[block]:
+            raise InvariantError(f"block {block} of group {self._group} is published without an owner")
         blocks = self._blocks_of.get(block_hash)
+        carried = self._hashes_of.get(block)
+        if carried is None:
+            self._hashes_of[block] = (block_hash,)
+        elif block_hash in carried:
+            raise InvariantError(f"block {block} of group {self._group} is published twice under one hash")
+        else:
+            self._hashes_of[block] = (*carried, block_hash)
         if blocks is not None:
             blocks.append(block)
             return
         self._blocks_of[block_hash] = [block]
         if self._record_events:
             tokens = list(token_ids)
-            self._events.append(BlockStored(self._group, "full", block_hash, parent_hash, tokens, len(tokens)))
+            event = BlockStored(
+                self._group,
+                self._kind,
+                block_hash,
+                parent_hash,
+                tokens,
+                len(tokens),
+                self._window_tokens,
+                list(extras),
+            )
+            self._stored[block_hash] = event
+            self._events.append(event)
+
+    def retract(self, block: BlockId, kept_hashes: int) -> None:
+        """Take the later hashes off a block, because what lies behind is going to be written again.
+
+        Args:
+            block: in use.
+            kept_hashes: so many stay, from the first.
+
+        Mutates: cache.
+        """
+        if not self._references[block]:
+            raise InvariantError(f"block {block} of group {self._group} is to be written again without an owner")
+        carried = self._hashes_of.get(block, ())
+        kept = carried[:kept_hashes]
+        for block_hash in carried[kept_hashes:]:
+            holders = self._blocks_of[block_hash]
+            if len(holders) > 1:
+                holders.remove(block)
+            else:
+                self._remove_key(block_hash)
+        if kept:
+            self._hashes_of[block] = kept
+        else:
+            self._hashes_of.pop(block, None)
+            if self.policy.counts_uses:
+                self.policy.dropped([block])
 
     def forget(self, block_hash: bytes) -> None:
-        """Make every block with this content unhittable. Unknown hashes are ignored.
+        """Make this content unhittable in every block. Unknown hashes are ignored.
 
-        Mutates: cache, order of the free list.
+        Mutates: cache, free blocks.
         """
-        for block in list(self._blocks_of.get(block_hash, ())):
-            self._unpublish(block)
+        bare: list[BlockId] = []
+        for block in self._blocks_of.get(block_hash, ()):
+            left = tuple(carried for carried in self._hashes_of[block] if carried != block_hash)
+            if left:
+                self._hashes_of[block] = left
+                continue
+            del self._hashes_of[block]
             if not self._references[block]:
-                self._free.move_to_end(block, last=False)
+                bare.append(block)
+            if self.policy.counts_uses:
+                self.policy.dropped([block])
+        if block_hash in self._blocks_of:
+            self._remove_key(block_hash)
+        if bare:
+            self.policy.remove(bare)
+            self.placement.emptied(bare)
 
     def forget_idle(self) -> None:
         """Make every block unhittable that nobody references.
 
-        Mutates: cache.
+        Mutates: cache, free blocks.
         """
-        if len(self._free) < self.total_blocks:
-            for block in self._free:
-                if self._hash_of[block] is not None:
-                    self._unpublish(block)
-            return
-        self._hash_of = [None] * len(self._hash_of)
-        self._blocks_of.clear()
-        self._cached_blocks = 0
-        if self._record_events:
-            self._events.append(AllBlocksCleared(self._group))
+        blocks = list(self.policy)
+        if len(blocks) == len(self._hashes_of):
+            # Nothing stays: one event says so.
+            self._hashes_of.clear()
+            self._blocks_of.clear()
+            self._stored.clear()
+            if self._record_events:
+                self._events.append(AllBlocksCleared(self._group))
+            if self.policy.counts_uses:
+                self.policy.dropped(blocks)
+        else:
+            self._drop(blocks)
+        self.policy.remove(blocks)
+        self.placement.emptied(blocks)
 
     def take_events(self) -> list[KvEvent]:
         """Return the events since the last call, oldest first.
@@ -201,16 +352,28 @@ class BlockPool:
         events, self._events = self._events, []
         return events
 
-    def _unpublish(self, block: BlockId) -> None:
-        block_hash = self._hash_of[block]
-        if block_hash is None:
-            return
-        self._hash_of[block] = None
-        self._cached_blocks -= 1
-        blocks = self._blocks_of[block_hash]
-        blocks.remove(block)
-        if blocks:
-            return
+    def snapshot_events(self) -> list[BlockStored]:
+        """Return events that build the present set of hittable hashes from nothing, parents before children.
+
+        Requires: events are recorded.
+        """
+        return parents_first(list(self._stored.values()))
+
+    def _drop(self, blocks: list[BlockId]) -> None:
+        """Take the hashes off blocks."""
+        pop, blocks_of = self._hashes_of.pop, self._blocks_of
+        for block in blocks:
+            for block_hash in pop(block):
+                holders = blocks_of[block_hash]
+                if len(holders) > 1:
+                    holders.remove(block)
+                else:
+                    self._remove_key(block_hash)
+        if self.policy.counts_uses:
+            self.policy.dropped(blocks)
+
+    def _remove_key(self, block_hash: bytes) -> None:
         del self._blocks_of[block_hash]
         if self._record_events:
+            del self._stored[block_hash]
             self._events.append(BlockRemoved(self._group, block_hash))

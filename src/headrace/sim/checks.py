@@ -32,8 +32,7 @@ def check_blocks(scheduler: Scheduler) -> None:
         free = pool.free_list()
         idle = set(free)
         demand(len(idle) == len(free) and NULL_BLOCK not in idle, f"broken free list {free}")
-        for number in range(1, pool.total_blocks + 1):
-            block = BlockId(number)
+        for block in pool.block_ids():
             references = pool.references(block)
             # Texts are made only for a failure: these loops are most of the simulator's time.
             if references != owners[block]:
@@ -151,10 +150,11 @@ class EventReplay:
             pool = group.pool
             demand(set(self.contents[index]) == pool.cached_hashes(), "replayed events differ from the pool")
             cached = 0
-            for number in range(1, pool.total_blocks + 1):
-                block_hash = pool.hash_of(BlockId(number))
-                if block_hash is None:
+            for number in pool.block_ids():
+                hashes = pool.hashes_of(number)
+                if not hashes:
                     continue
+                block_hash = hashes[-1]
                 cached += 1
                 for offset, content in enumerate(self.contents[index][block_hash]):
                     cell = device.cell(index, BlockId(number), offset)

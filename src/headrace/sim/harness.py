@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 
 from headrace.base.ids import RequestId
 from headrace.config.engine import SchedulerConfig
+from headrace.kv.budget import fixed_layout
 from headrace.sched.scheduler import Scheduler
 from headrace.sim.actions import Action, ActionKind
 from headrace.sim.checks import EventReplay, check_blocks, check_no_starvation, check_requests
 from headrace.sim.device import Facts, FakeDevice, SimFault, demand
 from headrace.sim.oracle import Expected, expected_output
 from headrace.sim.story import Story
-from headrace.types.cache_specs import FullAttentionSpec, GroupLayout, KvLayout
+from headrace.types.cache_specs import FullAttentionSpec, KvLayout, LayerCache
 from headrace.types.events import AbortRequest, AddRequest, InboxEvent, ResetPrefixCache
 from headrace.types.outputs import FinishReason, RequestDelta
 from headrace.types.plans import StepPlan
@@ -39,11 +40,10 @@ class SimSetup:
 
 def sim_layout(blocks: Sequence[tuple[int, int]]) -> KvLayout:
     """Return a layout from (tokens in a block, usable blocks) of each group."""
-    return KvLayout(
-        [
-            GroupLayout(group, FullAttentionSpec(group + 1, 4, 4, 4), [group], block_tokens, usable + 1)
-            for group, (block_tokens, usable) in enumerate(blocks)
-        ]
+    return fixed_layout(
+        [LayerCache(group, FullAttentionSpec(group + 1, 4, 4, 4)) for group in range(len(blocks))],
+        block_tokens=[block_tokens for block_tokens, _ in blocks],
+        usable_blocks=[usable for _, usable in blocks],
     )
 
 
@@ -87,7 +87,7 @@ class Harness:
         facts = Facts(
             salt_of=lambda request_id: self.records[request_id].source.cache_salt,
             fails_at=lambda request_id: self.records[request_id].fails_at,
-            is_published=lambda group, block: self.scheduler.kv.groups[group].pool.hash_of(block) is not None,
+            is_published=lambda group, block: self.scheduler.kv.groups[group].pool.hashes_of(block) != (),
         )
         config = setup.scheduler
         self.device = FakeDevice(

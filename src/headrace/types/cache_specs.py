@@ -287,8 +287,8 @@ class KvLayout(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         groups: shared, cross-free and cache-free layers included only where they take memory; may be empty.
-        granule_bytes: bytes of a granule; 0 stands for "one group whose block is the granule".
-        extent_granules: granules of one extent; 0 as above: all blocks are one extent.
+        granule_bytes: bytes of a granule. 0, as in messages of an older engine, is refused by whoever makes memory.
+        extent_granules: granules of one extent.
         num_extents: extents.
         shared_layers: (layer, layer whose cache it reads) of `SharedSpec`.
     """
@@ -296,7 +296,7 @@ class KvLayout(msgspec.Struct, frozen=True, array_like=True):
     groups: list[GroupLayout]
     granule_bytes: int = 0
     extent_granules: int = 0
-    num_extents: int = 1
+    num_extents: int = 0
     shared_layers: list[tuple[int, int]] = []
 
     @property
@@ -306,6 +306,4 @@ class KvLayout(msgspec.Struct, frozen=True, array_like=True):
 
     def total_bytes(self) -> int:
         """Bytes of the whole memory, padding and null blocks included."""
-        if not self.granule_bytes:
-            return sum(group.block_bytes() * group.num_blocks for group in self.groups)
         return self.granule_bytes * (self.null_granules + self.extent_granules * self.num_extents)

@@ -22,8 +22,9 @@ from headrace.engine.core_life import pinned_config
 from headrace.engine.delta_stream import DeltaStream
 from headrace.engine.flight_record import FlightRecorder, read_flight_record
 from headrace.engine.pending import PendingRequest
+from headrace.kv.budget import fixed_layout
 from headrace.observe.startup import StartupTable, print_startup, process_age_s
-from headrace.types.cache_specs import FullAttentionSpec, GroupLayout, KvLayout
+from headrace.types.cache_specs import FullAttentionSpec, LayerCache
 from headrace.types.error_records import error_of, record_of
 from headrace.types.outputs import ErrorRecord, FinishReason, RequestDelta
 from headrace.types.requests import EngineRequest
@@ -212,7 +213,11 @@ def test_runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_next_life_gets_the_sizes_of_the_first() -> None:
-    layout = KvLayout([GroupLayout(0, FullAttentionSpec(1, 8, 8, 4), [0, 1], 8, 11)])
+    layout = fixed_layout(
+        [LayerCache(0, FullAttentionSpec(1, 8, 8, 4)), LayerCache(1, FullAttentionSpec(1, 8, 8, 4))],
+        block_tokens=8,
+        usable_blocks=10,
+    )
     ready = CoreReady(pid=1, max_model_len=80, vocab_tokens=9, block_tokens=8, layout=layout)
     config = pinned_config(engine_config("m", blocks=None), ready)
     assert config.model.max_model_len == 80

@@ -16,8 +16,9 @@ from headrace.engine.input_processor import InputProcessor, ProcessedPrompt
 from headrace.engine.output_processor import SequenceOutput
 from headrace.engine.request_output import CompletionOutput, OutputChunk
 from headrace.engine.text_parts import TextParts, load_text_parts
+from headrace.kv.budget import fixed_layout
 from headrace.kv.prefix_hash import HashExtras, block_hashes
-from headrace.types.cache_specs import FullAttentionSpec, GroupLayout, KvLayout
+from headrace.types.cache_specs import FullAttentionSpec, LayerCache
 from headrace.types.error_records import record_of
 from headrace.types.outputs import FinishReason, RequestDelta
 from headrace.types.requests import EngineRequest
@@ -34,7 +35,7 @@ def parts(model_dir: Path) -> TextParts:
 
 
 def _ready(num_blocks: int = 100) -> CoreReady:
-    layout = KvLayout([GroupLayout(0, FullAttentionSpec(1, 8, 8, 4), [0], 8, num_blocks)])
+    layout = fixed_layout([LayerCache(0, FullAttentionSpec(1, 8, 8, 4))], block_tokens=8, usable_blocks=num_blocks - 1)
     return CoreReady(pid=1, max_model_len=LENGTH, vocab_tokens=VOCAB, block_tokens=8, layout=layout)
 
 

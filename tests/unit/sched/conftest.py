@@ -9,8 +9,9 @@ import pytest
 
 from headrace.base.ids import RequestId
 from headrace.config.engine import SchedulerConfig
+from headrace.kv.budget import fixed_layout
 from headrace.sched.scheduler import Scheduler
-from headrace.types.cache_specs import FullAttentionSpec, GroupLayout, KvLayout
+from headrace.types.cache_specs import FullAttentionSpec, LayerCache
 from headrace.types.events import AbortRequest, AddRequest, InboxEvent
 from headrace.types.outputs import RequestDelta
 from headrace.types.plans import StepPlan
@@ -31,7 +32,9 @@ class Bench:
         caching: bool = True,
         **config: object,
     ) -> None:
-        layout = KvLayout([GroupLayout(0, FullAttentionSpec(1, 4, 4, 2), [0], block_tokens, usable_blocks + 1)])
+        layout = fixed_layout(
+            [LayerCache(0, FullAttentionSpec(1, 4, 4, 2))], block_tokens=block_tokens, usable_blocks=usable_blocks
+        )
         defaults: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "watermark": 0.0}
         self.scheduler = Scheduler(
             SchedulerConfig(**(defaults | config)),

@@ -40,8 +40,8 @@ def test_bytes_of_a_block_are_all_layers_of_its_group():
     assert spec.token_bytes() == 3 * 128 * 2
     group = GroupLayout(group=0, spec=spec, layer_indices=[0, 1, 2], block_tokens=16, num_blocks=10)
     assert group.block_bytes() == 16 * 768 * 3
-    assert KvLayout([group, group]).total_bytes() == 2 * 10 * group.block_bytes()
-    assert KvLayout([]).total_bytes() == 0
+    assert KvLayout([group], group.block_bytes(), 9, 1).total_bytes() == 10 * group.block_bytes()
+    assert KvLayout([], 256, 0, 0).total_bytes() == 0
 
 
 def test_total_tokens_of_a_plan():

@@ -10,8 +10,9 @@ import torch
 from headrace.base.errors import ConfigError, InvariantError, UnsupportedModelError
 from headrace.base.ids import RequestId, Slot, StepId
 from headrace.config.engine import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from headrace.kv.budget import fixed_layout
 from headrace.parallel.groups import TensorParallel
-from headrace.types.cache_specs import GroupLayout, KvLayout
+from headrace.types.cache_specs import KvLayout
 from headrace.types.plans import PlanRow, SlotStart, StepPlan
 from headrace.types.sampling import SamplingParams
 from headrace.weights.source import resolve_model
@@ -43,7 +44,7 @@ def make_worker(folder, config_json=None, parallel=None, **model):
 
 def layout_of(facts):
     caches = facts.layer_caches
-    return KvLayout([GroupLayout(0, caches[0].spec, [cache.layer_index for cache in caches], 16, 9)])
+    return fixed_layout(caches, block_tokens=16, usable_blocks=8)
 
 
 def start(slot, prompt, blocks, params=None):
@@ -102,7 +103,7 @@ def test_an_unknown_architecture_is_refused(tmp_path):
 def test_the_order_of_calls_is_checked(tmp_path):
     worker = make_worker(tmp_path)
     with pytest.raises(InvariantError):
-        worker.allocate(KvLayout([]))
+        worker.allocate(KvLayout([], 256, 0, 0))
     worker.load()
     with pytest.raises(InvariantError):
         worker.execute(StepPlan(StepId(0), [], [], [], []))
