@@ -76,15 +76,17 @@ class Scene:
         *,
         poisoned: bool = False,
         granule_bytes: int = 0,
+        device: torch.device = CPU,
     ) -> None:
         _, kv_heads, dim = shape
+        self.device = device
         self.shape, self.block_tokens, self.reach = shape, block_tokens, reach
         spec = spec_of(reach, kv_heads, dim, dtype.itemsize)
         block_bytes = 2 * spec.block_bytes(block_tokens)
         granule_bytes = granule_bytes or block_bytes
         self.granules = -(-block_bytes // granule_bytes)
         self.group = GroupLayout(0, spec, [4, 7], block_tokens, 1000, self.granules)
-        self.arena = torch.zeros(1000 * self.granules * granule_bytes, dtype=torch.uint8)
+        self.arena = torch.zeros(1000 * self.granules * granule_bytes, dtype=torch.uint8, device=device)
         if poisoned:
             self.arena[self.granules * granule_bytes :] = 255  # all bits set: NaN in every type
         self.memory = BlockMemory(self.group, self.arena, granule_bytes, dtype, Finite(not poisoned))
@@ -93,7 +95,7 @@ class Scene:
         self.free = ((torch.randperm(999, generator=self.generator) + 1) * self.granules).tolist()
 
     def random(self, *shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=self.generator)
+        return torch.randn(*shape, generator=self.generator).to(self.device)
 
     def row(self, start: int, tokens: int) -> Row:
         """A row with its history in the memory; what lies behind its reach is null, or a block of somebody else."""
@@ -117,7 +119,7 @@ class Scene:
         heads, kv_heads, dim = self.shape
         q = [self.random(row.tokens, heads, dim) for row in rows]
         # As a model passes them: parts of one wider tensor.
-        wide = torch.full((sum(row.tokens for row in rows), heads + 2 * kv_heads, dim), math.nan)
+        wide = torch.full((sum(row.tokens for row in rows), heads + 2 * kv_heads, dim), math.nan, device=self.device)
         wide[:, :heads] = torch.cat(q)
         wide[:, heads : heads + kv_heads] = torch.cat([row.key[row.start :] for row in rows])
         wide[:, heads + kv_heads :] = torch.cat([row.value[row.start :] for row in rows])

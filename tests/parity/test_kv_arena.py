@@ -204,6 +204,8 @@ def test_refusals() -> None:
     latent = KvLayout([GroupLayout(0, LatentSpec(64), [0], 16, 5, 4)], GRANULE, 16, 1)
     with pytest.raises(UnsupportedModelError, match="latent"):
         KvArena(latent, torch.float32, CPU, {})
+    with pytest.raises(InvariantError, match="without granules"):
+        KvArena(KvLayout([GROUPS[STATE]], 0, 200, 5), torch.float32, CPU, {})
     odd = KvArena(KvLayout([GROUPS[STATE]], 10, 200, 5), torch.float32, CPU, {})
     with pytest.raises(InvariantError, match="granules of 10 B"):
         odd.state(3, DTYPES, "ssm")

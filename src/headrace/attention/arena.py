@@ -139,7 +139,8 @@ class KvArena:
     def __init__(self, layout: KvLayout, dtype: torch.dtype, device: torch.device, backends: Mapping[int, str]) -> None:
         self.layout = layout
         self.device = device
-        self._granule_bytes = layout.granule_bytes or sum(group.block_bytes() for group in layout.groups)
+        invariant(layout.granule_bytes > 0 or not layout.groups, "a KV layout without granules, as of an older engine")
+        self._granule_bytes = layout.granule_bytes
         self.memory = zeroed_bytes(layout.total_bytes(), device)
         # Bits of one type may be no number in another; on a GPU nobody looks at the values (a synchronisation).
         plain = all(not isinstance(group.spec, RecurrentSpec) for group in layout.groups)

@@ -40,8 +40,8 @@ def causal_attention(
     scores = torch.einsum("qhd,khd->hqk", q.float(), wide_k) * scale
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
-    position = torch.arange(length - n, length)[:, None]
-    key = torch.arange(length)[None, :]
+    position = torch.arange(length - n, length, device=q.device)[:, None]
+    key = torch.arange(length, device=q.device)[None, :]
     hidden = key > position
     if window_tokens:
         hidden |= key <= position - window_tokens
