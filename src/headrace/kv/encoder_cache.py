@@ -184,9 +184,11 @@ class EncoderCache:
         Those who hold them already keep them; the next taker encodes anew.
 
         Mutates: the cache.
+        Requires: no plan is being made.
         """
+        invariant(not self._fresh, "an output cannot be distrusted while its plan is being made")
         for identifier, output in self._held.get(owner, {}).values():
-            if self._outputs.get(identifier) is output and identifier not in self._fresh:
+            if self._outputs.get(identifier) is output:
                 del self._outputs[identifier]
 
     def fresh(self) -> list[tuple[str, RequestId, int]]:

@@ -189,6 +189,14 @@ def test_release_all_covers_planned_and_older_uses() -> None:
     assert cache.used_rows == 0
 
 
+def test_a_victim_leaves_what_it_took_in_this_plan_as_old_as_before() -> None:
+    cache = _cache_of(("a", 5), ("b", 5))
+    cache.allocate("r1", 0, "a", 5)
+    cache.release_all("r1")
+    cache.allocate("r2", 0, "x", 5)
+    assert cache.close_plan() == ["a"]
+
+
 def test_reset_drops_what_nobody_holds_and_reports_it_once() -> None:
     cache = _cache_of(("a", 3), ("b", 3))
     cache.allocate("r1", 0, "b", 3)
@@ -269,3 +277,7 @@ def test_random_plans_never_miss_an_output_and_stay_within_memory(seed: int) -> 
                 cache.release(owner, use)
                 del held[owner, use]
         assert cache.used_rows == sum(sizes[name] for name in set(held.values()))
+    for owner in [f"r{n}" for n in range(4)]:
+        cache.release_all(owner)
+    assert cache.used_rows == 0
+    assert not cache._held

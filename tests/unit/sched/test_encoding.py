@@ -247,6 +247,21 @@ def test_an_item_without_positions_is_needed_by_the_first_row_of_a_stay_alone() 
     assert gate.fit("r", audio, 0, 5) == EncoderFit(5, (0,))
 
 
+def test_taking_back_a_later_row_does_not_bring_the_item_again() -> None:
+    audio = [MediaSpan("audio", 0, 0, 30)]
+    gate = EncoderGate(cache_rows=30, budget_rows=30)
+    gate.take("r", 0, audio, gate.fit("r", audio, 0, 4))
+    gate.close_step()
+    gate.advance("r", audio, 4)
+    gate.take("r", 0, audio, gate.fit("r", audio, 4, 1))
+    gate.undo("r")
+    assert gate.fit("r", audio, 4, 1) == EncoderFit(1)
+
+
+def test_an_item_may_end_with_the_prompt_and_have_a_single_row() -> None:
+    EncoderGate(cache_rows=1, budget_rows=1).check([MediaSpan("a", 0, 3, 1), MediaSpan("b", 3, 7, 1)], 10)
+
+
 def test_an_item_without_positions_that_does_not_fit_holds_the_row_back() -> None:
     gate = EncoderGate(cache_rows=30, budget_rows=30)
     gate.take("s", 1, [A], gate.fit("s", [A], 0, 40))
