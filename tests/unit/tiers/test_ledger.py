@@ -19,7 +19,7 @@ def _job(job_id: int, *blocks: list[int]) -> LoadJob:
 
 @pytest.fixture
 def pools() -> list[BlockPool]:
-    layouts = [KvLayout([GroupLayout(0, SPEC, [layer], 4, 9)], SPEC.block_bytes(4), 8) for layer in (0, 1)]
+    layouts = [KvLayout([GroupLayout(0, SPEC, [layer], 4, 9)], SPEC.block_bytes(4), 8, 1) for layer in (0, 1)]
     return [KvMemory(layout).pools[0] for layout in layouts]
 
 
