@@ -243,8 +243,63 @@ class StartupReport(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
 
 
-Report = LatencyReport | ThroughputReport | ServeReport | StartupReport
-REPORTS: tuple[type[Report], ...] = (LatencyReport, ThroughputReport, ServeReport, StartupReport)
+class SchedulerCell(msgspec.Struct, frozen=True, kw_only=True):
+    """One load of ``bench scheduler``. Times are of one step: schedule + apply + encode.
+
+    Attributes:
+        context_tokens: prompt tokens of each request.
+        arrivals_per_step: requests started in a step on average; as many end. 0 in the steady cell.
+        p50_us: median.
+        p99_us: 99th percentile.
+        p50_cpu_us: as ``p50_us``, CPU time of the thread: what others on the machine take is left out.
+        p99_cpu_us: as ``p99_us``, CPU time of the thread.
+        schedule_us: median of this part.
+        encode_us: median of this part: the plan for the ranks and the news for the front end.
+        apply_us: median of this part.
+        plan_bytes: median size of the encoded plan.
+        news_bytes: median size of the encoded news.
+    """
+
+    context_tokens: int
+    arrivals_per_step: float
+    p50_us: float
+    p99_us: float
+    p50_cpu_us: float
+    p99_cpu_us: float
+    schedule_us: float
+    encode_us: float
+    apply_us: float
+    plan_bytes: float
+    news_bytes: float
+
+
+class SchedulerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`headrace bench scheduler`: cost of the control plane without model, device or sockets.
+
+    Attributes:
+        schema: "headrace.bench.scheduler/1".
+        running: requests that run.
+        steps: measured in each cell.
+        unique_tokens: prompt tokens that a request shares with nobody, at least.
+        output_tokens: of a request that arrives.
+        calibration_us: of a fixed piece of Python on this machine, the best of many runs.
+        cells: for each context: steady, then with arrivals.
+        environment: versions and machine.
+    """
+
+    NAME: ClassVar[str] = "headrace.bench.scheduler/1"
+    schema: str = "headrace.bench.scheduler/1"
+    running: int
+    steps: int
+    unique_tokens: int
+    output_tokens: int
+    calibration_us: float
+    cells: list[SchedulerCell]
+    environment: Environment
+
+
+Report = LatencyReport | ThroughputReport | ServeReport | StartupReport | SchedulerReport
+REPORTS: tuple[type[Report], ...] = (LatencyReport, ThroughputReport, ServeReport, StartupReport, SchedulerReport)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

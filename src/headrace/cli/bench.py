@@ -1,4 +1,4 @@
-"""``headrace bench latency|throughput|serve|startup``: parse the flags, run the benchmark, print its JSON line last."""
+"""``headrace bench latency|throughput|serve|startup|scheduler``: parse the flags, run the benchmark, print its JSON line last."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ SUMMARIES = {
     "throughput": "many requests at once, offline",
     "serve": "load on any server with OpenAI's API",
     "startup": "seconds until headrace serve is ready and has answered",
+    "scheduler": "microseconds of the control plane in a step, without a model",
 }
 
 
@@ -72,11 +73,21 @@ def startup_parser() -> CommandParser:
     return parser
 
 
+def scheduler_parser() -> CommandParser:
+    """Return the parser of ``bench scheduler``."""
+    from headrace.bench.scheduler import SchedulerOptions
+
+    parser = CommandParser("bench scheduler", _sentence("scheduler"))
+    parser.add_topic("bench", SchedulerOptions)
+    return parser
+
+
 PARSERS: dict[str, Callable[[], CommandParser]] = {
     "latency": latency_parser,
     "throughput": throughput_parser,
     "serve": serve_parser,
     "startup": startup_parser,
+    "scheduler": scheduler_parser,
 }
 
 
@@ -129,6 +140,12 @@ def _startup(argv: list[str]) -> Report:
     return startup.run(flags.model, files.weight_paths, flag_words(option_values(config)), options)
 
 
+def _scheduler(argv: list[str]) -> Report:
+    from headrace.bench import scheduler
+
+    return scheduler.run(section_from(scheduler_parser().parse(argv), scheduler.SchedulerOptions))
+
+
 def flag_words(values: dict[str, object]) -> list[str]:
     """Return options as the words of a command line."""
     words: list[str] = []
@@ -146,6 +163,7 @@ RUNNERS: dict[str, Callable[[list[str]], Report]] = {
     "throughput": _throughput,
     "serve": _serve,
     "startup": _startup,
+    "scheduler": _scheduler,
 }
 
 

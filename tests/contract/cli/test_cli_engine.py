@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.bench.report import LatencyReport, StartupReport, ThroughputReport, parse_report
+from headrace.bench.report import LatencyReport, SchedulerReport, StartupReport, ThroughputReport, parse_report
 
 COMMAND = Path(__file__).with_name("cli_on_fake_device.py")
 PARTS = COMMAND.parents[2] / "engine_parts"
@@ -151,3 +151,13 @@ def test_files_are_dropped_from_the_page_cache(tmp_path):
     path.write_bytes(b"x" * 8192)
     assert evict([path]) == 1
     assert path.read_bytes() == b"x" * 8192
+
+
+def test_bench_scheduler(capfd):
+    sizes = ["--short-context-tokens", "512", "--long-context-tokens", "600"]
+    assert main(["bench", "scheduler", "--running", "16", "--steps", "10", *sizes]) == 0
+    captured = capfd.readouterr()
+    report = parse_report(captured.out)
+    assert isinstance(report, SchedulerReport)
+    assert (report.running, len(report.cells)) == (16, 4)
+    assert "calibration" in captured.err

@@ -18,6 +18,11 @@ from headrace.bench import report as reports
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "benchmarks.md"
 
 
+def cell():
+    fields = {name: 2.5 for name in reports.SchedulerCell.__struct_fields__}
+    return reports.SchedulerCell(**fields | {"context_tokens": 512})
+
+
 def example(kind):
     """A report of a kind, filled by the types of its fields."""
     made = {}
@@ -33,6 +38,7 @@ def example(kind):
             "str | None": None,
             "dict[str, Percentiles]": {"ttft_ms": reports.summarize([1.0, 2.0])},
             "list[StartRun]": [reports.StartRun(kind="warm", ready_s=1.0, first_answer_s=2.0)],
+            "list[SchedulerCell]": [cell()],
             "Environment": reports.environment(),
         }
         made[name] = samples[annotation]
