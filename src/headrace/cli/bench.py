@@ -1,4 +1,4 @@
-"""``headrace bench latency|throughput|serve|startup|scheduler``: parse the flags, run the benchmark, print its JSON line last."""
+"""``headrace bench KIND``: parse the flags, run the benchmark, print its JSON line last."""
 
 from __future__ import annotations
 

@@ -85,8 +85,9 @@ def test_a_report_with_a_field_missing_or_wrong_is_refused(kind):
             continue
         with pytest.raises(ConfigError):
             reports.parse_report(json.dumps({key: value for key, value in document.items() if key != name}))
-    with pytest.raises(ConfigError, match="model"):
-        reports.parse_report(json.dumps({**document, "model": 3}))
+    wrong = "model" if "model" in document else "running"
+    with pytest.raises(ConfigError, match=wrong):
+        reports.parse_report(json.dumps({**document, wrong: [3]}))
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", '{"schema": "headrace.bench.other/1"}', "no json"])
