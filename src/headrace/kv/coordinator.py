@@ -1,209 +1,351 @@
 """The only owner of block tables: finds hits over all groups, lets sequences grow, publishes, and frees.
 
 Every operation is all or nothing over the groups. Must not know requests' states, budgets or policies.
+
+Plans are executed strictly in the order in which they are made, and this module counts on it: a block that is freed
+here may be handed out again at once, although a plan in flight still touches it; a block that is to be copied need not
+be held until the copy has run. Only what an **applied** step has computed is published or counted for freeing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from headrace.base.errors import invariant
-from headrace.base.ids import BlockId
-from headrace.kv.events import KvEvent
-from headrace.kv.groups import CacheGroup, make_group
-from headrace.kv.prefix_hash import HashExtras, extend_block_hashes
+from headrace.base.errors import ConfigError, invariant
+from headrace.base.ids import NULL_BLOCK, BlockId
+from headrace.kv.budget import group_need_blocks
+from headrace.kv.checkpoints import Checkpoints
+from headrace.kv.events import BlockStored, KvEvent, parents_first
+from headrace.kv.groups import NEVER_TOKENS, CacheGroup, GroupHit, RecurrentGroup, TokenGroup, make_group
+from headrace.kv.lookup import PrefixLookup
+from headrace.kv.memory import KvMemory
+from headrace.kv.prefix_hash import NO_EXTRAS, HashExtras, root_of
+from headrace.kv.publication import Publication
+from headrace.kv.sequence import Hit, SequenceKv
+from headrace.kv.tables import HitTables
 from headrace.types.cache_specs import KvLayout
+from headrace.types.plans import BlockCopy
 
-_NEVER_TOKENS = 1 << 62
+__all__ = ["Hit", "KvCoordinator", "SequenceKv"]
 
-
-class SequenceKv:
-    """The KV of one sequence, changed by the coordinator alone.
-
-    Attributes:
-        tables: block table per group; empty unless the sequence runs.
-        hashes: prefix hashes known so far. They depend on the tokens only, so they outlive the blocks.
-        salt: tenant separation, or None.
-        covered_tokens: tokens for which every table has room.
-        published_blocks: per group, how many leading blocks are published (or were hits).
-        advance_at_tokens: computed tokens at which `KvCoordinator.advance` has something to do.
-    """
-
-    __slots__ = ("advance_at_tokens", "covered_tokens", "hashes", "published_blocks", "salt", "tables")
-
-    def __init__(self, num_groups: int, *, salt: str | None, hashes: Sequence[bytes] = ()) -> None:
-        self.tables: list[list[BlockId]] = [[] for _ in range(num_groups)]
-        self.hashes: list[bytes] = list(hashes)
-        self.salt = salt
-        self.covered_tokens = 0
-        self.published_blocks = [0] * num_groups
-        self.advance_at_tokens = _NEVER_TOKENS
-
-
-@dataclass(frozen=True)
-class Hit:
-    """The longest beginning that every group has in its cache.
-
-    Attributes:
-        tokens: its length; a multiple of every group's block.
-        tables: its blocks per group. Not pinned: use it before anything else is allocated.
-    """
-
-    tokens: int
-    tables: list[list[BlockId]]
+_STATE_HASH_TOKENS = 16
+"""Hash unit of a model that has recurrent states alone, so that no block suggests one."""
 
 
 class KvCoordinator:
     """Block tables of all sequences over all groups."""
 
-    def __init__(self, layout: KvLayout, *, enable_prefix_caching: bool, record_events: bool = False) -> None:
+    def __init__(
+        self,
+        layout: KvLayout,
+        *,
+        enable_prefix_caching: bool,
+        batch_tokens: int,
+        steps_in_flight: int = 1,
+        draft_tokens: int = 0,
+        hash_tokens: int | None = None,
+        checkpoint_tokens: int = 4096,
+        hash_seed: str = "",
+        eviction: str = "lru",
+        record_events: bool = False,
+    ) -> None:
         """Make empty pools.
 
         Args:
             layout: groups and their blocks.
             enable_prefix_caching: without it nothing is hashed, published or found.
+            batch_tokens: most tokens of one sequence in one step.
+            steps_in_flight: most plans whose results are not applied.
+            draft_tokens: most drafts of one row: tokens that may be taken back.
+            hash_tokens: tokens under one prefix hash; by default the greatest that divides all blocks.
+            checkpoint_tokens: distance of regular checkpoints of recurrent states; 0 for none.
+            hash_seed: start of the hash chain; processes with equal seeds share hashes.
+            eviction: policy by which free blocks lose their content.
             record_events: record cache events for `take_events`.
+
+        Raises:
+            ConfigError: drafts beside a recurrent state, or a hash unit that divides not every block.
         """
         invariant(len(layout.groups) > 0, "a KV layout needs at least one group")
-        sizes_tokens = [group.block_tokens for group in layout.groups]
-        self.hash_tokens = math.gcd(*sizes_tokens)
-        self._alignment_tokens = math.lcm(*sizes_tokens)
+        sizes_tokens = [group.block_tokens for group in layout.groups if group.block_tokens]
+        self.hash_tokens = hash_tokens or math.gcd(*sizes_tokens) or _STATE_HASH_TOKENS
+        if any(size % self.hash_tokens for size in sizes_tokens):
+            raise ConfigError(
+                f"hash_tokens {self.hash_tokens} does not divide every block ({sizes_tokens} tokens): "
+                f"use a divisor of {math.gcd(*sizes_tokens)}",
+                param="hash_tokens",
+            )
         self._caching = enable_prefix_caching
+        self._record_events = record_events
+        self._batch_tokens = batch_tokens
+        self._steps_in_flight = steps_in_flight
+        self.memory = KvMemory(layout, eviction=eviction, record_events=record_events)
         self.groups: list[CacheGroup] = [
-            make_group(group, hash_tokens=self.hash_tokens, record_events=record_events) for group in layout.groups
+            make_group(group, pool, hash_tokens=self.hash_tokens)
+            for group, pool in zip(layout.groups, self.memory.pools, strict=True)
         ]
-        self._watched: frozenset[bytes] = frozenset()
-        self.watched_published = False
-        self._freeing_groups = [index for index, group in enumerate(self.groups) if not group.keeps_all]
+        if draft_tokens and any(isinstance(group, RecurrentGroup) for group in self.groups):
+            raise ConfigError(
+                "speculative drafts need a cache that can be rolled back, and a recurrent state cannot: turn them off",
+                param="draft_tokens",
+            )
+        self._lookup = PrefixLookup(self.groups)
+        self._hit_tables = HitTables(self.groups, self.memory, hash_tokens=self.hash_tokens)
+        self._publication = Publication(
+            self.groups,
+            self.memory,
+            hash_tokens=self.hash_tokens,
+            root=root_of(hash_seed),
+            record_events=record_events,
+        )
+        self._checkpoints = Checkpoints(
+            self.groups,
+            self.memory,
+            hash_tokens=self.hash_tokens,
+            every_tokens=checkpoint_tokens,
+            enabled=enable_prefix_caching,
+        )
+        self._freeing = [index for index, group in enumerate(self.groups) if not group.keeps_all]
+        self._sized = [index for index, group in enumerate(self.groups) if isinstance(group, TokenGroup)]
 
-    def new_sequence(self, *, salt: str | None, hashes: Sequence[bytes] = ()) -> SequenceKv:
+    def new_sequence(
+        self,
+        *,
+        extras: HashExtras = NO_EXTRAS,
+        hashes: Sequence[bytes] = (),
+        prompt_tokens: int,
+        encoder_tokens: int = 0,
+    ) -> SequenceKv:
         """Return the KV of a sequence that holds no block yet.
 
         Args:
-            salt: tenant separation.
-            hashes: prefix hashes that the front end computed, one per ``hash_tokens`` tokens.
+            extras: what its KV depends on beside the token ids. With an encoder they must name its input (a media
+                span of no tokens); otherwise the sequence is neither published nor hit.
+            hashes: prefix hashes that the front end computed, one a hash unit.
+            prompt_tokens: length of its prompt.
+            encoder_tokens: length of its encoder output.
         """
-        return SequenceKv(len(self.groups), salt=salt, hashes=hashes)
+        named = any(not span.tokens for span in extras.media)
+        return SequenceKv(
+            len(self.groups),
+            extras=extras,
+            hashes=hashes,
+            prompt_tokens=prompt_tokens,
+            encoder_tokens=encoder_tokens,
+            cacheable=self._caching and (named or not encoder_tokens),
+        )
 
     def find_hit(self, sequence: SequenceKv, token_ids: Sequence[int]) -> Hit:
         """Find the longest cached beginning that all groups share.
 
-        At least one token is left to compute, because logits come from computing. Each group keeps or shortens the
-        candidate until none does; a group is asked again, never trimmed, since a shorter hit may need other blocks.
+        At least one token is left to compute, because logits come from computing.
 
         Args:
-            sequence: its hashes are extended to all full blocks of ``token_ids``.
+            sequence: its hashes are extended to all complete units of ``token_ids``.
             token_ids: all known tokens, at least one.
 
         Returns:
             The hit, maybe of no tokens.
 
+        Mutates: ``sequence``: hashes, and where a checkpoint is worth making.
+        """
+        if not sequence.cacheable:
+            return self.no_hit()
+        hit = self._lookup.longest(sequence.hashes, self._searchable(sequence, token_ids))
+        sequence.shared_boundary_tokens = hit.shared_boundary_tokens
+        return hit
+
+    def group_hits(self, sequence: SequenceKv, token_ids: Sequence[int]) -> list[GroupHit]:
+        """Return the longest hit of every group by itself, for those who can load what is missing in some.
+
+        Args:
+            sequence: its hashes are extended to all complete units of ``token_ids``.
+            token_ids: all known tokens, at least one.
+
         Mutates: ``sequence.hashes``.
         """
-        if not self._caching:
-            return self.no_hit()
-        extend_block_hashes(sequence.hashes, token_ids, self.hash_tokens, extras=HashExtras(salt=sequence.salt))
-        tokens = self._align(len(token_ids) - 1)
-        while tokens:
-            tables: list[list[BlockId]] = []
-            longest_tokens = tokens
-            for group in self.groups:
-                table = group.longest_hit(sequence.hashes, tokens)
-                tables.append(table)
-                tokens = self._align(len(table) * group.block_tokens)
-            if tokens == longest_tokens:
-                return Hit(tokens, tables)
-        return self.no_hit()
+        if not sequence.cacheable:
+            return self.no_hit().parts
+        return self._lookup.of_each(sequence.hashes, self._searchable(sequence, token_ids))
 
     def no_hit(self) -> Hit:
         """Return the hit of no tokens."""
-        return Hit(0, [[] for _ in self.groups])
+        return self._lookup.none()
 
-    def demand_blocks(self, hit: Hit, tokens: int) -> list[int]:
-        """Return per group how many free blocks a sequence of ``tokens`` tokens takes.
+    def demand_blocks(self, hit: Hit, tokens: int, sequence: SequenceKv, *, external_tokens: int = 0) -> list[int]:
+        """Return per group how many free blocks it takes to bring a sequence to ``tokens`` tokens.
+
+        Groups that free what falls behind never hold the whole; they need their window and a batch.
 
         Args:
             hit: its cached beginning. Hit blocks that lie on the free list count: pinning takes them off.
             tokens: length of the sequence.
+            sequence: one that holds no block.
+            external_tokens: what will be loaded behind the hit.
         """
-        return [
-            group.blocks_needed(len(table), tokens) + group.pool.idle(table)
-            for group, table in zip(self.groups, hit.tables, strict=True)
-        ]
+        demand: list[int] = []
+        for index, (table, _) in enumerate(self._hit_tables.parts_at(hit, hit.tokens + external_tokens)):
+            group = self.groups[index]
+            held = len(table) - table.count(NULL_BLOCK)
+            demand.append(max(0, self._most_blocks(group, tokens, sequence) - held) + group.pool.idle(table))
+        return demand
 
-    def has_free(self, demand_blocks: Sequence[int], kept_blocks: Sequence[int]) -> bool:
-        """Return whether every group has so many free blocks.
+    def has_free(self, demand_blocks: Sequence[int], kept_blocks: Sequence[int] = (), hit: Hit | None = None) -> bool:
+        """Return whether all groups together can have so many free blocks.
 
         Args:
             demand_blocks: per group, blocks to be taken.
-            kept_blocks: per group, free blocks that must be left over.
+            kept_blocks: per group, free blocks that must be left over; empty for none.
+            hit: what will be pinned first. The extents in which it lies cannot change hands, so without it the answer
+                may be too good, and `start` fails.
         """
-        for group, demand, kept in zip(self.groups, demand_blocks, kept_blocks, strict=True):
-            if demand + kept > group.pool.free_blocks:
-                return False
-        return True
+        pinned: list[list[BlockId]] = []
+        if hit is not None and len(self.groups) > 1:
+            pinned = [part.table if part.tail is None else [*part.table, part.tail] for part in hit.parts]
+        return self.memory.can_take(demand_blocks, kept_blocks, pinned)
 
     def watch(self, hashes: Sequence[bytes]) -> None:
-        """Note from now on in `watched_published` whether a block with one of these hashes is published.
+        """Note from now on in `watched_published` whether something with one of these hashes is published.
 
         Until then no sequence with these hashes finds a longer hit, or one with more blocks in use, unless another
         one that shares them is started.
 
         Mutates: the watch; there is one.
         """
-        self._watched = frozenset(hashes)
-        self.watched_published = False
+        self._publication.watch(hashes)
 
-    def start(self, sequence: SequenceKv, hit: Hit, tokens: int) -> None:
+    @property
+    def watched_published(self) -> bool:
+        """True if something watched has been published since `watch`."""
+        return self._publication.watched_published
+
+    def start(self, sequence: SequenceKv, hit: Hit, tokens: int, *, external_tokens: int = 0) -> list[BlockCopy]:
         """Give a sequence its hit and room for ``tokens`` tokens in all.
 
-        Two phases: the hits of **all** groups are pinned before any block is handed out. Otherwise the allocation of
-        one group could evict a hit that is not pinned yet.
+        A hit that ends inside a block is continued in a copy. The block itself is taken over, without a copy, if
+        nobody uses it and nothing in it lies behind the hit; or if no other block is left: then what lies behind is
+        lost.
+
+        Args:
+            sequence: holds no block.
+            hit: of `find_hit`, or with external tokens one whose recurrent parts are behind.
+            tokens: at least the end of hit and external tokens.
+            external_tokens: what is being loaded behind the hit: it is published by `external_done`. The recurrent
+                state then arrives too, so its checkpoint is not copied.
+
+        Returns:
+            Copies for the plan that starts the sequence, in order.
 
         Mutates: ``sequence``, the pools.
-        Requires: the sequence holds no block; its demand was free (`has_free`) and nothing was allocated since.
+        Requires: its demand was free (`has_free` with this hit) and nothing was allocated since.
         """
         invariant(not any(sequence.tables), "a sequence that holds blocks cannot be started")
-        for group, table in zip(self.groups, hit.tables, strict=True):
-            group.pool.touch(table)
-        for index, group in enumerate(self.groups):
-            table = list(hit.tables[index])
-            group.allocate(table, group.blocks_needed(len(table), tokens))
-            sequence.tables[index] = table
-            sequence.published_blocks[index] = hit.tokens // group.block_tokens
+        copies = self._hit_tables.place(sequence, hit, tokens, external_tokens)
+        end_tokens = hit.tokens + external_tokens
+        sequence.published_units = hit.tokens // self.hash_tokens
+        sequence.shared_boundary_tokens = hit.shared_boundary_tokens
+        sequence.arriving_tokens = end_tokens if external_tokens else 0
+        sequence.save_at_tokens = self._checkpoints.next_boundary(sequence, end_tokens)
         self._measure_room(sequence)
+        self._set_next_advance(sequence)
+        return copies
+
+    def external_done(self, sequence: SequenceKv, token_ids: Sequence[int], valid_tokens: int) -> None:
+        """Publish what has arrived from outside.
+
+        If that is not all, the sequence cannot go on from it: windows and the state before another end are missing.
+        Release it; a look-up then finds what is usable.
+
+        Args:
+            sequence: started with external tokens.
+            token_ids: its known tokens.
+            valid_tokens: everything before this position is right.
+
+        Mutates: ``sequence``, the pools.
+        """
+        invariant(
+            sequence.arriving_tokens > 0 and valid_tokens <= sequence.arriving_tokens,
+            f"{valid_tokens} tokens have arrived of {sequence.arriving_tokens}",
+        )
+        sequence.arriving_tokens = 0
+        if sequence.cacheable:
+            self._publication.publish(sequence, token_ids, valid_tokens)
         self._set_next_advance(sequence)
 
     def grow(self, sequence: SequenceKv, tokens: int) -> list[list[BlockId]] | None:
         """Make room for ``tokens`` tokens in all.
 
         Returns:
-            The new blocks per group, or None if some group has too few; then nothing has changed.
+            The new blocks per group, or None if they cannot be had; then nothing has changed.
 
         Mutates: ``sequence``, the pools.
         """
-        missing: list[int] = []
-        for group, table in zip(self.groups, sequence.tables, strict=True):
-            count_blocks = group.blocks_needed(len(table), tokens)
-            if count_blocks > group.pool.free_blocks:
-                return None
-            missing.append(count_blocks)
-        added: list[list[BlockId]] = []
-        for group, table, count_blocks in zip(self.groups, sequence.tables, missing, strict=True):
-            added.append(group.allocate(table, count_blocks))
+        missing = [
+            group.blocks_needed(len(table), tokens, sequence.encoder_tokens)
+            for group, table in zip(self.groups, sequence.tables, strict=True)
+        ]
+        if not self.memory.reserve(missing):
+            return None
+        added = [
+            group.allocate(table, count_blocks) if count_blocks else []
+            for group, table, count_blocks in zip(self.groups, sequence.tables, missing, strict=True)
+        ]
         self._measure_room(sequence)
         return added
 
     def missing_blocks(self, sequence: SequenceKv, tokens: int) -> list[int]:
-        """Return per group how many blocks the sequence lacks to hold ``tokens`` tokens."""
-        return [
-            group.blocks_needed(len(table), tokens) for group, table in zip(self.groups, sequence.tables, strict=True)
-        ]
+        """Return per group how many blocks more the sequence will hold at most on its way to ``tokens`` tokens."""
+        missing: list[int] = []
+        for index, group in enumerate(self.groups):
+            table = sequence.tables[index]
+            blocks = group.blocks_needed(len(table), tokens, sequence.encoder_tokens)
+            if blocks and not group.keeps_all:
+                held = len(table) - min(len(table), sequence.first_blocks[index])
+                blocks = min(blocks, max(0, self._most_blocks(group, tokens, sequence) - held))
+            missing.append(blocks)
+        return missing
+
+    def next_stop(self, sequence: SequenceKv, start_tokens: int, end_tokens: int) -> int:
+        """Return where a row should end that starts at ``start_tokens`` and could reach ``end_tokens``.
+
+        That is the next boundary for a checkpoint, if there is one before ``end_tokens``.
+
+        Args:
+            sequence: a running one, or one about to start from the hit just found for it.
+            start_tokens: first position of the row.
+            end_tokens: greater than ``start_tokens``.
+        """
+        return min(end_tokens, self._checkpoints.next_boundary(sequence, start_tokens))
+
+    def plan_saves(self, sequence: SequenceKv, end_tokens: int) -> list[BlockCopy]:
+        """Plan the checkpoints of a row that ends at ``end_tokens``, after the row itself is planned.
+
+        Needs no call before ``sequence.save_at_tokens``.
+
+        Returns:
+            Copies to make after the step's rows; maybe none. Published when the step is applied (`advance`).
+
+        Mutates: ``sequence``, the pools.
+        """
+        return self._checkpoints.plan(sequence, end_tokens)
+
+    def undo_saves(self, sequence: SequenceKv, start_tokens: int) -> list[BlockCopy]:
+        """Take back the saves of a row that starts at ``start_tokens`` and is not planned after all.
+
+        Call it before `release`: once its blocks are free, a copy that stays in the plan overwrites their next owner.
+
+        Returns:
+            The copies that must leave the plan.
+
+        Mutates: ``sequence``, the pools.
+        """
+        return self._checkpoints.undo(sequence, start_tokens)
 
     def advance(self, sequence: SequenceKv, token_ids: Sequence[int], computed_tokens: int) -> None:
-        """Publish the blocks that have become full, and free what no later token reads.
+        """Publish the hash units that have become complete, and free what no later token reads.
+
+        Needs no call before ``sequence.advance_at_tokens``.
 
         Args:
             sequence: a running one.
@@ -212,76 +354,95 @@ class KvCoordinator:
 
         Mutates: ``sequence``, the pools.
         """
-        if self._caching:
-            extend_block_hashes(sequence.hashes, token_ids, self.hash_tokens, extras=HashExtras(salt=sequence.salt))
-            for index in range(len(self.groups)):
-                self._publish(index, sequence, token_ids, computed_tokens)
-        for index in self._freeing_groups:
-            self.groups[index].free_behind(sequence.tables[index], computed_tokens)
+        invariant(not sequence.arriving_tokens, "a sequence whose beginning is still arriving has computed something")
+        if sequence.cacheable:
+            # Before anything is freed: what falls behind now can still be hit.
+            self._publication.publish(sequence, token_ids, computed_tokens)
+            for save in self._checkpoints.take_done(sequence, computed_tokens):
+                self._publication.publish_save(sequence, token_ids, save)
+        for index in self._freeing:
+            sequence.first_blocks[index] = self.groups[index].free_behind(
+                sequence.tables[index], sequence.first_blocks[index], computed_tokens
+            )
         self._set_next_advance(sequence)
 
     def release(self, sequence: SequenceKv) -> None:
-        """Give back all blocks, tail first; what is published can still be hit.
+        """Give back all blocks, tail first; what is published can still be hit. Pending checkpoints are dropped.
 
         Mutates: ``sequence``, the pools.
         """
+        self._checkpoints.drop(sequence)
         for index, group in enumerate(self.groups):
             group.pool.free(sequence.tables[index])
             sequence.tables[index] = []
-            sequence.published_blocks[index] = 0
-        self._measure_room(sequence)
+            sequence.first_blocks[index] = 0
+        sequence.published_units = sequence.shared_boundary_tokens = sequence.arriving_tokens = 0
+        sequence.advance_at_tokens = sequence.save_at_tokens = NEVER_TOKENS
+        sequence.covered_tokens = 0
 
     def forget(self, sequence: SequenceKv) -> None:
         """Make the whole content of a sequence unhittable, because it may be broken (non-finite values, say).
 
-        Mutates: the caches.
+        Incomplete last blocks and checkpoints are found under the same hashes as everything else.
+
+        Mutates: ``sequence``, the caches.
         """
+        self._checkpoints.drop(sequence)
         for group in self.groups:
-            for block_index in range(len(sequence.hashes) * self.hash_tokens // group.block_tokens):
-                group.pool.forget(group.block_hash(sequence.hashes, block_index))
+            for block_hash in sequence.hashes:
+                group.pool.forget(block_hash)
 
     def forget_idle(self) -> None:
         """Make every block unhittable that no sequence uses.
 
         Mutates: the caches.
         """
-        for group in self.groups:
-            group.pool.forget_idle()
+        for pool in self.memory.pools:
+            pool.forget_idle()
+
+    def common_prefix(self, sequences: Sequence[SequenceKv]) -> list[int]:
+        """Return per group how many leading blocks all these sequences share."""
+        return [
+            group.common_prefix([sequence.tables[index] for sequence in sequences])
+            for index, group in enumerate(self.groups)
+        ]
 
     def take_events(self) -> list[KvEvent]:
         """Return the cache events since the last call; in order within each group.
 
         Mutates: the record of events.
         """
-        return [event for group in self.groups for event in group.pool.take_events()]
+        return [event for pool in self.memory.pools for event in pool.take_events()]
 
-    def _publish(self, index: int, sequence: SequenceKv, token_ids: Sequence[int], computed_tokens: int) -> None:
-        group, table = self.groups[index], sequence.tables[index]
-        first, end = sequence.published_blocks[index], computed_tokens // group.block_tokens
-        parent = group.block_hash(sequence.hashes, first - 1) if first else None
-        for block_index in range(first, end):
-            block_hash = group.block_hash(sequence.hashes, block_index)
-            if group.reachable(block_index, len(token_ids)):
-                start_token = block_index * group.block_tokens
-                content = token_ids[start_token : start_token + group.block_tokens]
-                group.pool.publish(table[block_index], block_hash, parent, content)
-                self.watched_published |= block_hash in self._watched
-            parent = block_hash
-        sequence.published_blocks[index] = max(first, end)
+    def snapshot(self) -> list[BlockStored]:
+        """Return everything that can be hit now, as events: parents before children, as far as they are there.
 
-    def _align(self, tokens: int) -> int:
-        return tokens - tokens % self._alignment_tokens
+        Requires: ``record_events``; without, the tokens of a hash are not kept.
+        """
+        invariant(self._record_events, "a snapshot needs recorded events")
+        return [event for pool in self.memory.pools for event in parents_first(pool.snapshot_events())]
+
+    def _searchable(self, sequence: SequenceKv, token_ids: Sequence[int]) -> int:
+        self._publication.extend(sequence, token_ids)
+        return (len(token_ids) - 1) // self.hash_tokens * self.hash_tokens
+
+    def _most_blocks(self, group: CacheGroup, tokens: int, sequence: SequenceKv) -> int:
+        return group_need_blocks(
+            group.layout,
+            tokens,
+            batch_tokens=self._batch_tokens,
+            in_flight=self._steps_in_flight,
+            encoder_tokens=sequence.encoder_tokens,
+        )
 
     def _measure_room(self, sequence: SequenceKv) -> None:
-        covered_tokens = _NEVER_TOKENS
-        for group, table in zip(self.groups, sequence.tables, strict=True):
-            covered_tokens = min(covered_tokens, len(table) * group.block_tokens)
+        covered_tokens = NEVER_TOKENS
+        for index in self._sized:
+            covered_tokens = min(covered_tokens, len(sequence.tables[index]) * self.groups[index].block_tokens)
         sequence.covered_tokens = covered_tokens
 
     def _set_next_advance(self, sequence: SequenceKv) -> None:
-        if not self._caching and not self._freeing_groups:
-            return
-        next_tokens = _NEVER_TOKENS
-        for group, published in zip(self.groups, sequence.published_blocks, strict=True):
-            next_tokens = min(next_tokens, (published + 1) * group.block_tokens)
+        next_tokens = (sequence.published_units + 1) * self.hash_tokens if sequence.cacheable else NEVER_TOKENS
+        for index in self._freeing:
+            next_tokens = min(next_tokens, self.groups[index].free_at(sequence.first_blocks[index]))
         sequence.advance_at_tokens = next_tokens

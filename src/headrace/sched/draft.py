@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from headrace.base.errors import InvariantError, invariant
 from headrace.base.ids import RequestId, Slot, StepId
 from headrace.sched.request import Request
-from headrace.types.plans import BlockAppend, PlanRow, SlotStart, StepPlan
+from headrace.types.plans import BlockAppend, BlockCopy, PlanRow, SlotStart, StepPlan
 
 
 @dataclass
@@ -57,18 +57,22 @@ class StepDraft:
         requests: owner of each row.
         decodes: slots that compute their last known token and want nothing else.
         decoding: owner of each of them.
+        copies: blocks to copy before anything is computed.
+        saves: blocks to copy after everything is computed.
         preempted: some request was preempted in this step.
     """
 
     __slots__ = (
         "appends",
         "budget_tokens",
+        "copies",
         "decodes",
         "decoding",
         "preempted",
         "releases",
         "requests",
         "rows",
+        "saves",
         "starts",
         "step",
     )
@@ -83,6 +87,8 @@ class StepDraft:
         self.requests: list[Request] = []
         self.decodes: list[Slot] = []
         self.decoding: list[Request] = []
+        self.copies: list[BlockCopy] = []
+        self.saves: list[BlockCopy] = []
         self.preempted = False
 
     def add_start(self, request: Request) -> None:
@@ -152,4 +158,6 @@ class StepDraft:
 
     def plan(self) -> StepPlan:
         """Return the finished plan."""
-        return StepPlan(self.step, self.releases, self.starts, self.appends, self.rows, self.decodes)
+        return StepPlan(
+            self.step, self.releases, self.starts, self.appends, self.rows, self.decodes, self.copies, self.saves
+        )

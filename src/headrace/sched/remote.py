@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 from headrace.base.errors import invariant
 from headrace.base.ids import BlockId, RequestId
-from headrace.kv.coordinator import Hit, KvCoordinator
-from headrace.kv.groups.base import NO_GROUP_HIT, GroupHit
+from headrace.kv.coordinator import KvCoordinator
+from headrace.kv.groups import NO_GROUP_HIT, GroupHit
+from headrace.kv.sequence import Hit
 from headrace.sched.request import Request
 from headrace.tiers.connector import KvConnector
 from headrace.tiers.ledger import JobLedger

@@ -15,7 +15,7 @@ import enum
 
 from headrace.base.errors import invariant
 from headrace.base.ids import RequestId, Slot
-from headrace.kv.coordinator import SequenceKv
+from headrace.kv.sequence import SequenceKv
 from headrace.types.requests import EngineRequest
 
 

@@ -23,8 +23,10 @@ from headrace.base.errors import (
 )
 from headrace.base.ids import RequestId, Slot, StepId
 from headrace.config.engine import SchedulerConfig
-from headrace.kv.coordinator import Hit, KvCoordinator
+from headrace.kv.coordinator import KvCoordinator
 from headrace.kv.events import KvEvent
+from headrace.kv.prefix_hash import extras_of
+from headrace.kv.sequence import Hit
 from headrace.sched.admission import check_request, limit_tokens
 from headrace.sched.deltas import end_delta, refusal_delta, row_delta, token_delta
 from headrace.sched.draft import Flight, StepDraft, owned_slot
@@ -80,7 +82,13 @@ class Scheduler:
         self._config = config
         self._layout = layout
         self._max_model_len = max_model_len
-        self.kv = KvCoordinator(layout, enable_prefix_caching=enable_prefix_caching, record_events=record_events)
+        self.kv = KvCoordinator(
+            layout,
+            enable_prefix_caching=enable_prefix_caching,
+            batch_tokens=config.max_num_batched_tokens,
+            steps_in_flight=config.steps_in_flight,
+            record_events=record_events,
+        )
         self._watermark_blocks = [int(config.watermark * group.pool.total_blocks) for group in self.kv.groups]
         self._requests: dict[RequestId, Request] = {}
         self._running: dict[RequestId, Request] = {}
@@ -281,7 +289,12 @@ class Scheduler:
             source,
             order_key=order_key(source, self._config.policy, self._entered),
             limit_tokens=limit_tokens(source, self._max_model_len),
-            kv=self.kv.new_sequence(salt=source.cache_salt, hashes=source.block_hashes),
+            kv=self.kv.new_sequence(
+                extras=extras_of(source),
+                hashes=source.block_hashes,
+                prompt_tokens=len(source.prompt_token_ids),
+                encoder_tokens=source.encoder_tokens,
+            ),
         )
         self._entered += 1
         self._requests[request.request_id] = request
@@ -310,8 +323,10 @@ class Scheduler:
             if known_tokens > request.kv.covered_tokens and not self._grow(request, known_tokens, draft):
                 continue
             if not request.plain:
-                draft.add_row(request, 1)
+                self._add_row(request, 1, draft)
                 continue
+            if known_tokens >= request.kv.save_at_tokens:
+                draft.saves += self.kv.plan_saves(request.kv, known_tokens)
             decodes.append(request.slot)  # type: ignore[arg-type]
             decoding.append(request)
             draft.budget_tokens -= 1
@@ -325,8 +340,15 @@ class Scheduler:
             # The state: an earlier request of this step may have taken this one's blocks.
             if not tokens or request.state is not RequestState.RUNNING:
                 continue
-            if self._grow(request, request.planned_tokens + tokens, draft):
-                draft.add_row(request, tokens)
+            start = request.planned_tokens
+            tokens = self.kv.next_stop(request.kv, start, start + tokens) - start
+            if self._grow(request, start + tokens, draft):
+                self._add_row(request, tokens, draft)
+
+    def _add_row(self, request: Request, tokens: int, draft: StepDraft) -> None:
+        draft.add_row(request, tokens)
+        if request.planned_tokens >= request.kv.save_at_tokens:
+            draft.saves += self.kv.plan_saves(request.kv, request.planned_tokens)
 
     def _chunk(self, todo_tokens: int, draft: StepDraft) -> int:
         most_tokens = self._config.long_prefill_token_threshold or todo_tokens
@@ -340,9 +362,7 @@ class Scheduler:
                 if any(blocks):
                     draft.appends.append(BlockAppend(owned_slot(request), blocks))
                 return True
-            invariant(
-                len(self._running) > 1, f"{request.request_id} was admitted but does not fit alone: {tokens} tokens"
-            )
+            # The last one running may be the victim too: its blocks lie scattered, and it starts anew in empty memory.
             victim = max(self._running.values(), key=lambda candidate: candidate.order_key)
             self._preempt(victim, draft)
             if victim is request:
@@ -351,6 +371,8 @@ class Scheduler:
     def _preempt(self, victim: Request, draft: StepDraft) -> None:
         """Take blocks and slot from a running request; it will compute again what the prefix cache has lost by then."""
         draft.remove(victim)
+        for save in self.kv.undo_saves(victim.kv, victim.planned_tokens):
+            draft.saves.remove(save)
         draft.preempted = True
         for flight in self._flights:
             flight.preempted_ids.add(victim.request_id)
@@ -379,13 +401,18 @@ class Scheduler:
             if self._is_still_blocked(request, kept_blocks):
                 break
             hit = self._hit_of(request)
-            demand_blocks = self.kv.demand_blocks(hit, request.known_tokens)
-            if not self.kv.has_free(demand_blocks, kept_blocks):
+            demand_blocks = self.kv.demand_blocks(hit, request.known_tokens, request.kv)
+            if not self.kv.has_free(demand_blocks, kept_blocks, hit) and not self._running:
+                # Nothing will be freed: its own hit is in the way, because it pins memory that other groups need.
+                hit = self.kv.no_hit()
+                demand_blocks = self.kv.demand_blocks(hit, request.known_tokens, request.kv)
+            if not self.kv.has_free(demand_blocks, kept_blocks, hit):
                 self._blocked = (request, demand_blocks)
                 self.kv.watch(() if request.wants_prompt_logprobs else request.kv.hashes)
                 break
             self._blocked = None
             tokens = self._chunk(request.known_tokens - hit.tokens, draft)
+            tokens = self.kv.next_stop(request.kv, hit.tokens, hit.tokens + tokens) - hit.tokens
             alone = not self._running
             self._start(request, hit, tokens, draft, now_s)
             promised = self.kv.missing_blocks(request.kv, request.known_tokens)
@@ -418,7 +445,7 @@ class Scheduler:
 
     def _start(self, request: Request, hit: Hit, tokens: int, draft: StepDraft, now_s: float) -> None:
         self._waiting.remove(request)
-        self.kv.start(request.kv, hit, hit.tokens + tokens)
+        draft.copies += self.kv.start(request.kv, hit, hit.tokens + tokens)
         request.move_to(RequestState.RUNNING)
         invariant(request.known_tokens == len(request.token_ids), f"{request.request_id} resumes with a step in flight")
         request.slot = heapq.heappop(self._free_slots)
@@ -430,7 +457,7 @@ class Scheduler:
             request.first_scheduled_s = now_s
             self._totals.started(request.prompt_tokens, len(request.token_ids), hit.tokens)
         draft.add_start(request)
-        draft.add_row(request, tokens)
+        self._add_row(request, tokens, draft)
 
     def _take_sample(self, request: Request, row: PlanRow, answer: RowResult) -> RequestDelta:
         token_ids = answer.token_ids

@@ -49,7 +49,7 @@ def _check_sharing(block: BlockId, sharers: list[tuple[int, Request]], block_tok
     end = (place + 1) * block_tokens
     for other_place, other in sharers[1:]:
         same = other_place == place and other.token_ids[:end] == first.token_ids[:end]
-        demand(same and other.kv.salt == first.kv.salt, f"block {block} shared by different prefixes")
+        demand(same and other.kv.extras == first.kv.extras, f"block {block} shared by different prefixes")
 
 
 def check_requests(scheduler: Scheduler, device_slots: int) -> SchedulerStats:
@@ -102,7 +102,7 @@ def check_no_starvation(
         def missing(request: Request, index: int = index, size: int = group.block_tokens) -> int:
             return max(0, -(-request.known_tokens // size) - len(request.kv.tables[index]))
 
-        in_use = sum(group.pool.references(block) > 0 for block in hit.tables[index])
+        in_use = sum(group.pool.references(block) > 0 for block in hit.parts[index].table)
         promised = sum(missing(request) for request in running) + int(watermark * group.pool.total_blocks)
         if missing(head) - in_use + promised > group.pool.free_blocks:
             return

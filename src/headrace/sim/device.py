@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from headrace.base.ids import NULL_BLOCK, BlockId, RequestId, Slot
 from headrace.sim.oracle import ROOT_CONTENT, contents_of, next_content, sample
 from headrace.types.cache_specs import KvLayout
-from headrace.types.plans import BlockAppend, PlanRow, SlotStart, StepPlan
+from headrace.types.plans import BlockAppend, BlockCopy, PlanRow, SlotStart, StepPlan
 from headrace.types.results import RowResult, StepResult, TokenLogprobs
 
 
@@ -92,6 +92,8 @@ class FakeDevice:
             self.reused_slots += start.slot in plan.releases
         for append in plan.appends:
             self._append(append)
+        for copy in plan.copies:
+            self._copy(copy)
         demand(plan.total_tokens <= self.budget_tokens, f"{plan.total_tokens} tokens planned in one step")
         decodes = [self._decode(slot) for slot in plan.decodes]
         work = [*decodes, *plan.rows]
@@ -139,6 +141,13 @@ class FakeDevice:
         tables = self.slots[append.slot].tables
         for table, blocks in zip(tables, append.blocks, strict=True):
             table.extend(blocks)
+
+    def _copy(self, copy: BlockCopy) -> None:
+        memory = self.memory[copy.group]
+        for offset in range(self.layout.groups[copy.group].block_tokens):
+            cell = memory.get((copy.source, offset))
+            if cell is not None:
+                memory[copy.target, offset] = cell
 
     def _write(self, row: PlanRow) -> None:
         state = self.slots.get(row.slot)

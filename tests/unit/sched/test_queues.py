@@ -2,7 +2,8 @@ import pytest
 
 from headrace.base.errors import InvariantError
 from headrace.base.ids import RequestId
-from headrace.kv.coordinator import SequenceKv
+from headrace.kv.prefix_hash import NO_EXTRAS
+from headrace.kv.sequence import SequenceKv
 from headrace.sched.queues import WaitingQueue, order_key
 from headrace.sched.request import Request, RequestState
 from headrace.types.requests import EngineRequest
@@ -11,7 +12,7 @@ from headrace.types.sampling import SamplingParams
 
 def make_request(name: str, key: tuple[int, float, int]) -> Request:
     source = EngineRequest(request_id=RequestId(name), prompt_token_ids=[1], sampling=SamplingParams(seed=0))
-    return Request(source, order_key=key, limit_tokens=10, kv=SequenceKv(1, salt=None))
+    return Request(source, order_key=key, limit_tokens=10, kv=SequenceKv(1, extras=NO_EXTRAS, prompt_tokens=1))
 
 
 def test_the_key_depends_on_the_policy() -> None:
