@@ -17,7 +17,7 @@ from headrace.base.clock import Clock
 from headrace.base.errors import ConfigError, InsufficientMemoryError, invariant
 from headrace.base.ids import RequestId
 from headrace.config import EngineConfig
-from headrace.kv.budget import capacity_tokens, make_layout
+from headrace.kv.budget import capacity_tokens, group_need_blocks, make_layout
 from headrace.observe.startup import StartupTable
 from headrace.sched.scheduler import Scheduler
 from headrace.types.cache_specs import KvLayout
@@ -88,7 +88,9 @@ class EngineCore:
             num_blocks_override=cache.num_blocks_override,
             max_model_len=wanted or facts.max_position,
         )
-        max_model_len = fit_model_len(wanted, facts.max_position, layout)
+        limits = self._config.scheduler
+        steps = {"batch_tokens": limits.max_num_batched_tokens, "in_flight": limits.steps_in_flight}
+        max_model_len = fit_model_len(wanted, facts.max_position, layout, **steps)
         self._executor.allocate(layout)
         self._scheduler = Scheduler(
             self._config.scheduler,
@@ -105,6 +107,8 @@ class EngineCore:
             block_tokens=cache.block_size,
             layout=layout,
             startup=self._startup.rows,
+            hash_tokens=self._scheduler.hash_block_tokens,
+            capacity_tokens=capacity_tokens(layout, **steps),
         )
 
     @property
@@ -175,26 +179,33 @@ class EngineCore:
         return self._scheduler
 
 
-def fit_model_len(wanted: int | None, max_position: int, layout: KvLayout) -> int:
+def fit_model_len(wanted: int | None, max_position: int, layout: KvLayout, *, batch_tokens: int, in_flight: int) -> int:
     """Return the longest sequence (tokens) that requests may reach.
 
     Args:
         wanted: the user's ``max_model_len``, or None.
         max_position: positions of the model.
         layout: the KV cache as it will be allocated.
+        batch_tokens: most tokens that a step computes of one sequence.
+        in_flight: plans made before the first result is applied.
 
     Raises:
         InsufficientMemoryError: the user's length does not fit into the cache, or not even two tokens do.
     """
-    capacity = capacity_tokens(layout)
+    capacity = capacity_tokens(layout, batch_tokens=batch_tokens, in_flight=in_flight)
     length = wanted if wanted is not None else min(max_position, capacity)
     if length <= capacity and length >= 2:
         return length
-    have = layout.total_bytes()
-    per_token = sum(group.block_bytes() / group.block_tokens for group in layout.groups)
+    have, shortest = layout.total_bytes(), max(length, 2)
+    needed = sum(
+        group_need_blocks(group, shortest, batch_tokens=batch_tokens, in_flight=in_flight)
+        * group.block_granules
+        * layout.granule_bytes
+        for group in layout.groups
+    )
     raise InsufficientMemoryError(
-        f"the KV cache of {have / 2**20:.1f} MiB holds {capacity} tokens, but one sequence of {max(length, 2)} tokens "
-        f"needs {max(length, 2) * per_token / 2**20:.1f} MiB; lower --max-model-len to {capacity} or raise "
+        f"the KV cache of {have / 2**20:.1f} MiB holds {capacity} tokens, but one sequence of {shortest} tokens "
+        f"needs {needed / 2**20:.1f} MiB; lower --max-model-len to {capacity} or raise "
         "--kv-cache-memory-bytes",
         param="max_model_len",
     )

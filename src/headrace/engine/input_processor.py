@@ -97,7 +97,7 @@ class InputProcessor:
         if cache_salt is not None and not (isinstance(cache_salt, str) and is_unicode(cache_salt)):
             raise RequestError("cache_salt must be a string of valid Unicode (no lone surrogates)", param="cache_salt")
         # One implementation of the hash serves both ends.
-        hashes = block_hashes(token_ids, self._ready.block_tokens, extras=HashExtras(salt=cache_salt))
+        hashes = block_hashes(token_ids, self._ready.hash_tokens, extras=HashExtras(salt=cache_salt))
         seed = secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed
         ids = [RequestId(request_id if sampling.n == 1 else f"{request_id}:{index}") for index in range(sampling.n)]
         # The first one computes the prompt, the others then hit it; with prompt log-probabilities nobody may hit.
@@ -218,14 +218,14 @@ class InputProcessor:
             )
 
     def _check_fits(self, tokens: int) -> None:
-        for group in self._ready.layout.groups:
-            needed, usable = -(-tokens // group.block_tokens), group.num_blocks - 1
-            if needed > usable:
-                raise NeverFitsError(
-                    f"prompt and output of {tokens} tokens need {needed} KV blocks, but the whole cache has {usable}: "
-                    "lower max_tokens, or start the engine with a larger --kv-cache-memory-bytes",
-                    param="max_tokens",
-                )
+        # The last token is sampled and never computed, so it has no KV.
+        if tokens - 1 > self._ready.capacity_tokens:
+            raise NeverFitsError(
+                f"prompt and output of {tokens} tokens need KV for {tokens - 1}, but the whole cache holds "
+                f"{self._ready.capacity_tokens} tokens of one sequence: lower max_tokens, or start the engine with a "
+                "larger --kv-cache-memory-bytes",
+                param="max_tokens",
+            )
 
     def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the token sequences of texts that must not appear: at the beginning of a word and inside one."""

@@ -45,7 +45,9 @@ class PhaseSeconds(msgspec.Struct, frozen=True, array_like=True):
 class CoreReady(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=True):
     """The core can take requests; the facts that the front end needs.
 
-    ``startup`` adds up to the core's wall time since its process began.
+    ``startup`` adds up to the core's wall time since its process began. ``hash_tokens`` are the tokens under one prefix
+    hash, for those who compute ``EngineRequest.block_hashes``; ``capacity_tokens`` is the longest sequence whose KV
+    fits.
     """
 
     pid: int
@@ -54,6 +56,8 @@ class CoreReady(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_on
     block_tokens: int
     layout: KvLayout
     startup: list[PhaseSeconds] = []
+    hash_tokens: int = 0
+    capacity_tokens: int = 0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):

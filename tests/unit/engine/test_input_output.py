@@ -36,7 +36,16 @@ def parts(model_dir: Path) -> TextParts:
 
 def _ready(num_blocks: int = 100) -> CoreReady:
     layout = fixed_layout([LayerCache(0, FullAttentionSpec(1, 8, 8, 4))], block_tokens=8, usable_blocks=num_blocks - 1)
-    return CoreReady(pid=1, max_model_len=LENGTH, vocab_tokens=VOCAB, block_tokens=8, layout=layout)
+    capacity = 8 * (num_blocks - 1)
+    return CoreReady(
+        pid=1,
+        max_model_len=LENGTH,
+        vocab_tokens=VOCAB,
+        block_tokens=8,
+        layout=layout,
+        hash_tokens=8,
+        capacity_tokens=capacity,
+    )
 
 
 def _process(parts: TextParts, prompt: Any, ready: CoreReady | None = None, **sampling: Any) -> ProcessedPrompt:
@@ -93,8 +102,9 @@ def test_max_tokens_fills_and_limits(parts: TextParts) -> None:
         _process(parts, "a" * LENGTH)
     with pytest.raises(ContextLengthError, match="min_tokens"):
         _process(parts, "a" * 60, max_tokens=None, min_tokens=5)
-    with pytest.raises(NeverFitsError, match="2 KV blocks, but the whole cache has 1"):
-        _process(parts, "abcd", _ready(2))
+    assert _process(parts, "abcd", _ready(2), max_tokens=5).requests
+    with pytest.raises(NeverFitsError, match="need KV for 9, but the whole cache holds 8 tokens"):
+        _process(parts, "abcd", _ready(2), max_tokens=6)
 
 
 def test_a_long_text_is_refused_before_it_is_tokenised(parts: TextParts, monkeypatch: pytest.MonkeyPatch) -> None:
