@@ -83,7 +83,9 @@ class LLM:
         except BaseException:
             self.close()
             raise
-        self._inputs = InputProcessor(self._parts.tokenizer, self._ready, self._parts.eos_token_ids)
+        self._inputs = InputProcessor(
+            self._parts.tokenizer, self._ready, self._parts.eos_token_ids, hash_seed=config.cache.prefix_hash_seed
+        )
 
     @property
     def tokenizer(self) -> Tokenizer | None:

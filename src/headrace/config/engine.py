@@ -72,6 +72,9 @@ class CacheConfig:
     )
     num_blocks_override: int | None = option(None, "Exact number of usable KV blocks, for tests.", low=1)
     enable_prefix_caching: bool = option(True, "Reuse the KV of common prompt beginnings.")
+    prefix_hash_seed: str = option(
+        "", "Start of all prefix hashes: engines with the same seed have the same hashes; nobody else can compute them."
+    )
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,7 @@ class EngineCore:
             layout=layout,
             max_model_len=max_model_len,
             enable_prefix_caching=cache.enable_prefix_caching,
+            hash_seed=cache.prefix_hash_seed,
         )
         self.layout, self.facts = layout, facts
         self._startup.mark("kv cache")

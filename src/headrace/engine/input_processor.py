@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ContextLengthError, NeverFitsError, RequestError
 from headrace.base.ids import RequestId
-from headrace.kv.prefix_hash import HashExtras, block_hashes
+from headrace.kv.prefix_hash import HashExtras, block_hashes, root_of
 from headrace.types.requests import EngineRequest
 from headrace.types.sampling import SamplingParams, is_unicode
 from headrace.types.wire import CoreReady
@@ -52,12 +52,16 @@ class InputProcessor:
         tokenizer: the model's, or None if it has none; then only token ids are taken.
         ready: facts of the core.
         eos_token_ids: tokens that end an output.
+        hash_seed: start of the prefix hashes, the same as in the core.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, ready: CoreReady, eos_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, ready: CoreReady, eos_token_ids: Iterable[int], *, hash_seed: str = ""
+    ) -> None:
         self._tokenizer = tokenizer
         self._ready = ready
         self._eos_token_ids = sorted(token_id for token_id in set(eos_token_ids) if token_id < ready.vocab_tokens)
+        self._hash_root = root_of(hash_seed)
         self._token_bytes_max: int | None = None
 
     def process(
@@ -97,7 +101,9 @@ class InputProcessor:
         if cache_salt is not None and not (isinstance(cache_salt, str) and is_unicode(cache_salt)):
             raise RequestError("cache_salt must be a string of valid Unicode (no lone surrogates)", param="cache_salt")
         # One implementation of the hash serves both ends.
-        hashes = block_hashes(token_ids, self._ready.hash_tokens, extras=HashExtras(salt=cache_salt))
+        hashes = block_hashes(
+            token_ids, self._ready.hash_tokens, extras=HashExtras(salt=cache_salt), root=self._hash_root
+        )
         seed = secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed
         ids = [RequestId(request_id if sampling.n == 1 else f"{request_id}:{index}") for index in range(sampling.n)]
         # The first one computes the prompt, the others then hit it; with prompt log-probabilities nobody may hit.

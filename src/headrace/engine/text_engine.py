@@ -124,7 +124,8 @@ class TextEngine:
             self._startup.mark("tokenizer and template")
             ready = await core
             self._startup.mark("wait for the core")
-            inputs = InputProcessor(parts.tokenizer, ready, parts.eos_token_ids)
+            seed = self._config.cache.prefix_hash_seed
+            inputs = InputProcessor(parts.tokenizer, ready, parts.eos_token_ids, hash_seed=seed)
             await asyncio.to_thread(inputs.prepare)
         except BaseException:
             core.cancel()

@@ -58,6 +58,7 @@ class Scheduler:
         layout: KvLayout,
         max_model_len: int,
         enable_prefix_caching: bool,
+        hash_seed: str = "",
         record_events: bool = False,
     ) -> None:
         """Make an idle scheduler.
@@ -67,6 +68,7 @@ class Scheduler:
             layout: groups and blocks of the KV cache.
             max_model_len: longest prompt + output in tokens.
             enable_prefix_caching: reuse the KV of common beginnings.
+            hash_seed: start of the prefix hashes, the same as in the front end.
             record_events: keep cache events for `take_events`; without a taker they would pile up.
 
         Raises:
@@ -87,6 +89,7 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
             batch_tokens=config.max_num_batched_tokens,
             steps_in_flight=config.steps_in_flight,
+            hash_seed=hash_seed,
             record_events=record_events,
         )
         self._watermark_blocks = [int(config.watermark * group.pool.total_blocks) for group in self.kv.groups]

@@ -17,7 +17,7 @@ from headrace.engine.output_processor import SequenceOutput
 from headrace.engine.request_output import CompletionOutput, OutputChunk
 from headrace.engine.text_parts import TextParts, load_text_parts
 from headrace.kv.budget import fixed_layout
-from headrace.kv.prefix_hash import HashExtras, block_hashes
+from headrace.kv.prefix_hash import HashExtras, block_hashes, root_of
 from headrace.types.cache_specs import FullAttentionSpec, LayerCache
 from headrace.types.error_records import record_of
 from headrace.types.outputs import FinishReason, RequestDelta
@@ -84,6 +84,17 @@ def test_tenant_and_deadline_are_those_of_all_siblings(parts: TextParts) -> None
         "abc", SamplingParams(n=2), request_id="r", arrival_s=1.0, tenant="t", deadline_s=9.0, priority=3
     )
     assert [(r.tenant, r.deadline_s, r.priority, r.arrival_s) for r in processed.requests] == [("t", 9.0, 3, 1.0)] * 2
+
+
+def test_prompt_hashes_begin_at_the_configured_seed(parts: TextParts) -> None:
+    prompt = list(b"sixteen bytes and more")
+    hashes = {}
+    for seed in ("", "one", "two"):
+        inputs = InputProcessor(parts.tokenizer, _ready(), parts.eos_token_ids, hash_seed=seed)
+        (request,) = inputs.process(prompt, SamplingParams(), request_id="r", arrival_s=0.0).requests
+        hashes[seed] = request.block_hashes
+        assert request.block_hashes == block_hashes(prompt, 8, root=root_of(seed))
+    assert len({tuple(chain) for chain in hashes.values()}) == 3
 
 
 def test_seeds(parts: TextParts) -> None:
