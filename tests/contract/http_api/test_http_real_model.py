@@ -181,7 +181,8 @@ def test_a_request_out_of_time_frees_the_device(real: RealServer, http: httpx.Cl
     for stream in (False, True):
         response = http.post("/v1/completions", json={**body, "stream": stream})
         assert '"code":"request_timeout"' in response.text.replace(" ", "")
-        assert response.status_code == (200 if stream else 504)
+        # A machine under load may not have streamed anything by then.
+        assert response.status_code in ({200, 504} if stream else {504})
     real.wait_until_idle()
     assert real.metric("kv_cache_usage_perc") == 0.0
 
