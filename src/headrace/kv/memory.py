@@ -67,9 +67,10 @@ class KvMemory:
         end = self._first_granule + layout.extent_granules * layout.num_extents
         references = [0] * end
         inflation = Inflation()
+        self._references = references
         self._rows: list[ExtentRows] = []
         self.pools: list[BlockPool] = []
-        self._unassigned: dict[int, None] = {}
+        self._unassigned: list[int] = []
         single = len(layout.groups) == 1
         for group in layout.groups:
             usable = layout.extent_granules // group.block_granules
@@ -88,7 +89,12 @@ class KvMemory:
             policy = make_policy(eviction, inflation, _worth(group))
             self.pools.append(BlockPool(group, placement, policy, references, record_events=record_events))
         if not single:
-            self._unassigned = dict.fromkeys(range(layout.num_extents))
+            self._unassigned = list(range(layout.num_extents - 1, -1, -1))
+
+    @property
+    def owners(self) -> Sequence[int]:
+        """Number of owners by block id, of all groups together; to look at, not to change."""
+        return self._references
 
     @property
     def unassigned_extents(self) -> int:
@@ -143,11 +149,10 @@ class KvMemory:
 
     def usage(self) -> MemoryUsage:
         """Return where the bytes are."""
-        granule_bytes = self.layout.granule_bytes
+        unassigned = self.unassigned_extents * self.layout.extent_granules * self.layout.granule_bytes
         group_live = [pool.live_blocks * pool.layout.block_bytes() for pool in self.pools]
         cached = sum(len(pool.policy) * pool.layout.block_bytes() for pool in self.pools)
         plain = sum(pool.plain_blocks * pool.layout.block_bytes() for pool in self.pools)
-        unassigned = self.unassigned_extents * self.layout.extent_granules * granule_bytes
         total, live = self.layout.total_bytes(), sum(group_live)
         lost = total - live - cached - plain - unassigned
         return MemoryUsage(total, live, cached, unassigned, plain, lost, group_live)
@@ -213,7 +218,7 @@ class KvMemory:
                 for extent in rows.returned:
                     if extent in rows.empty_extents:
                         rows.drop_extent(extent)
-                        self._unassigned[extent] = None
+                        self._unassigned.append(extent)
                 rows.returned.clear()
 
     def _lend(self, place: int) -> bool:
@@ -221,9 +226,7 @@ class KvMemory:
         self._collect()
         if not self._unassigned:
             return False
-        extent = next(iter(self._unassigned))
-        del self._unassigned[extent]
-        self._rows[place].add_extent(extent)
+        self._rows[place].add_extent(self._unassigned.pop())
         return True
 
     def _move(self, demand_blocks: Sequence[int]) -> bool:
@@ -278,7 +281,7 @@ class KvMemory:
             self.pools[place].evict_all(BlockId(block) for block in rows.blocks_of(extent))
             return
         rows.drop_extent(extent)
-        self._unassigned[extent] = None
+        self._unassigned.append(extent)
 
 
 def _worth(group: GroupLayout) -> float:
