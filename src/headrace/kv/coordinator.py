@@ -380,6 +380,20 @@ class KvCoordinator:
         sequence.advance_at_tokens = sequence.save_at_tokens = NEVER_TOKENS
         sequence.covered_tokens = 0
 
+    def restart_alone(self, sequence: SequenceKv) -> None:
+        """Release a sequence that cannot grow although nobody else holds a block, so that it fits when it starts again.
+
+        It is the extents that are short then: each holds some block in use, beside cached ones that nobody needs.
+        Afterwards nothing is cached any more, and this sequence is not cached either, so that what falls behind its
+        windows leaves whole extents free at once. Nobody else may be started while it runs (``sequence.alone``).
+
+        Mutates: ``sequence``, the pools.
+        Requires: no other sequence and no job holds a block.
+        """
+        self.release(sequence)
+        sequence.cacheable, sequence.alone = False, True
+        self.forget_idle()
+
     def forget(self, sequence: SequenceKv) -> None:
         """Make the whole content of a sequence unhittable, because it may be broken (non-finite values, say).
 

@@ -60,11 +60,13 @@ class SequenceKv:
         first_blocks: per group, leading places of the table that hold the null block.
         saves: checkpoints whose plan is in flight, oldest first.
         shared_boundary_tokens: of the last hit found for it, see `Hit`.
+        alone: it fits only while nobody else holds blocks, see `KvCoordinator.restart_alone`.
         arriving_tokens: end of what is being loaded from outside; 0 if nothing is.
     """
 
     __slots__ = (
         "advance_at_tokens",
+        "alone",
         "arriving_tokens",
         "cacheable",
         "covered_tokens",
@@ -104,3 +106,4 @@ class SequenceKv:
         self.published_units = 0
         self.shared_boundary_tokens = 0
         self.arriving_tokens = 0
+        self.alone = False
