@@ -20,6 +20,7 @@ from headrace.base import env, errors
 from headrace.config import (
     RULES,
     CacheConfig,
+    KvEventsConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -31,7 +32,7 @@ from headrace.types.outputs import SchedulerStats
 from headrace.types.sampling import SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent
-SECTIONS = (ModelConfig, CacheConfig, SchedulerConfig, ParallelConfig, ServerConfig)
+SECTIONS = (ModelConfig, CacheConfig, SchedulerConfig, ParallelConfig, KvEventsConfig, ServerConfig)
 _REGION = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- end generated -->)", re.DOTALL)
 
 
@@ -190,9 +191,11 @@ def attention_table() -> str:
 
     rows = []
     for name, record in sorted(BACKENDS.items(), key=lambda item: -item[1].priority):
+        masks = ("causal", "sliding_window", "chunked_local", "soft_cap", "sinks")
+        able = ", ".join(mask.replace("_", " ") for mask in masks if getattr(record, mask))
         invariant = "yes" if record.batch_invariant else "no"
-        rows.append((f"`{name}`", names(record.devices), names(record.dtypes), invariant, str(record.priority)))
-    return table(("backend", "devices", "types", "batch-invariant", "priority"), rows)
+        rows.append((f"`{name}`", names(record.devices), names(record.dtypes), able, invariant, str(record.priority)))
+    return table(("backend", "devices", "types", "masks and scores", "batch-invariant", "priority"), rows)
 
 
 def metric_table() -> str:
