@@ -365,9 +365,15 @@ class Scheduler:
                 if any(blocks):
                     draft.appends.append(BlockAppend(owned_slot(request), blocks))
                 return True
-            # The last one running may be the victim too: its blocks lie scattered, and it starts anew in empty memory.
+            alone = len(self._running) == 1
+            invariant(
+                not (alone and request.kv.alone),
+                f"{request.request_id} was admitted but does not fit into empty memory: {tokens} tokens",
+            )
             victim = max(self._running.values(), key=lambda candidate: candidate.order_key)
             self._preempt(victim, draft)
+            if alone:
+                self.kv.restart_alone(request.kv)
             if victim is request:
                 return False
 
@@ -398,7 +404,7 @@ class Scheduler:
     def _admit(self, draft: StepDraft, now_s: float) -> None:
         """Start waiting requests in order until one does not fit."""
         kept_blocks: list[int] | None = None
-        while len(self._waiting) and self._free_slots and draft.budget_tokens:
+        while len(self._waiting) and self._free_slots and draft.budget_tokens and not self._runs_alone():
             kept_blocks = kept_blocks or self._promised_blocks()
             request = self._waiting.first()
             if self._is_still_blocked(request, kept_blocks):
@@ -421,6 +427,10 @@ class Scheduler:
             promised = self.kv.missing_blocks(request.kv, request.known_tokens)
             before = self._watermark_blocks if alone else kept_blocks
             kept_blocks = [kept + more for kept, more in zip(before, promised, strict=True)]
+
+    def _runs_alone(self) -> bool:
+        """Return whether the one running request fits only as long as nobody else has blocks."""
+        return len(self._running) == 1 and next(iter(self._running.values())).kv.alone
 
     def _hit_of(self, request: Request) -> Hit:
         return self.kv.no_hit() if request.wants_prompt_logprobs else self.kv.find_hit(request.kv, request.token_ids)
