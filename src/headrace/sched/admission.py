@@ -6,7 +6,6 @@ Must not change anything: the scheduler turns the error into the request's only 
 from __future__ import annotations
 
 from headrace.base.errors import ContextLengthError, NeverFitsError, RequestError
-from headrace.kv.budget import capacity_tokens
 from headrace.kv.prefix_hash import HASH_BYTES, MAX_TOKEN_ID
 from headrace.types.cache_specs import KvLayout
 from headrace.types.requests import EngineRequest
@@ -19,12 +18,15 @@ def limit_tokens(source: EngineRequest, max_model_len: int) -> int:
     return min(max_model_len, len(source.prompt_token_ids) + source.sampling.max_tokens)
 
 
-def check_request(source: EngineRequest, *, layout: KvLayout, max_model_len: int, hash_tokens: int) -> None:
+def check_request(
+    source: EngineRequest, *, layout: KvLayout, capacity_tokens: int, max_model_len: int, hash_tokens: int
+) -> None:
     """Refuse a request that can never run to its end.
 
     Args:
         source: the request.
         layout: blocks of the KV cache.
+        capacity_tokens: of the layout: length of the longest sequence that fits.
         max_model_len: longest prompt + output in tokens.
         hash_tokens: tokens under one prefix hash.
 
@@ -46,14 +48,16 @@ def check_request(source: EngineRequest, *, layout: KvLayout, max_model_len: int
             param="prompt",
         )
     hashes = source.block_hashes
-    if len(hashes) > prompt_tokens // hash_tokens or any(len(item) != HASH_BYTES for item in hashes):
+    # Both ends stand for all: a long prompt has thousands, and a wrong one in between is never found.
+    ends = (*hashes[:1], *hashes[-1:])
+    if len(hashes) > prompt_tokens // hash_tokens or any(len(end) != HASH_BYTES for end in ends):
         raise RequestError(
             f"{len(hashes)} prefix hashes do not belong to {prompt_tokens} prompt tokens of {hash_tokens} a hash",
             param="block_hashes",
         )
     # The last token is sampled but never computed, so it needs no room.
     longest_tokens = limit_tokens(source, max_model_len) - 1
-    if longest_tokens > capacity_tokens(layout):
+    if longest_tokens > capacity_tokens:
         raise NeverFitsError(_never_fits(source, layout, longest_tokens), param="max_tokens")
 
 

@@ -23,6 +23,7 @@ from headrace.base.errors import (
 )
 from headrace.base.ids import RequestId, Slot, StepId
 from headrace.config.engine import SchedulerConfig
+from headrace.kv.budget import capacity_tokens
 from headrace.kv.coordinator import KvCoordinator
 from headrace.kv.events import KvEvent
 from headrace.kv.prefix_hash import extras_of
@@ -84,6 +85,7 @@ class Scheduler:
         self._config = config
         self._layout = layout
         self._max_model_len = max_model_len
+        self._capacity_tokens = capacity_tokens(layout)
         self.kv = KvCoordinator(
             layout,
             enable_prefix_caching=enable_prefix_caching,
@@ -283,7 +285,11 @@ class Scheduler:
                     f"(--max-num-seqs {self._config.max_num_seqs}, --max-queue {self._config.max_queue}): retry later"
                 )
             check_request(
-                source, layout=self._layout, max_model_len=self._max_model_len, hash_tokens=self.kv.hash_tokens
+                source,
+                layout=self._layout,
+                capacity_tokens=self._capacity_tokens,
+                max_model_len=self._max_model_len,
+                hash_tokens=self.kv.hash_tokens,
             )
         except HeadraceError as error:
             self._refusals.append(refusal_delta(source, error))
