@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Backend
 
 from headrace.base.errors import WeightLoadError
 from headrace.base.ids import RequestId, Slot
-from headrace.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from headrace.config import CacheConfig, EngineConfig, KvEventsConfig, ModelConfig, SchedulerConfig
 from headrace.text.token_bytes import byte_alphabet
 from headrace.types.cache_specs import FullAttentionSpec, KvLayout, LayerCache
 from headrace.types.plans import PlanRow, StepPlan
@@ -172,13 +172,19 @@ def write_model(folder: Path) -> Path:
 
 
 def engine_config(
-    model: Path | str, *, blocks: int | None = 256, block_tokens: int = 8, **scheduler: int
+    model: Path | str,
+    *,
+    blocks: int | None = 256,
+    block_tokens: int = 8,
+    events: KvEventsConfig = KvEventsConfig(),
+    **scheduler: int,
 ) -> EngineConfig:
     limits = {"max_num_seqs": 16, "max_num_batched_tokens": 64, **scheduler}
     return EngineConfig(
         model=ModelConfig(model=str(model), load_format="dummy"),
         cache=CacheConfig(block_size=block_tokens, num_blocks_override=blocks),
         scheduler=SchedulerConfig(**limits),
+        events=events,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headrace.cli.engine_flags import add_engine_flags, engine_config
 from headrace.cli.parser import CommandParser
-from headrace.config import ServerConfig
+from headrace.config import KvEventsConfig, ServerConfig, check_rules
 from headrace.config.flags import section_from
 
 
@@ -14,7 +16,8 @@ def build_parser() -> CommandParser:
         "serve",
         "Start the OpenAI-compatible HTTP server.",
         usage="[MODEL] [flags]",
-        epilog="--help=TOPIC shows one group (model, cache, scheduler, parallel, server); --help=WORD searches.",
+        epilog="--help=TOPIC shows one group (model, cache, scheduler, parallel, events, server); "
+        "--help=WORD searches.",
     )
     parser.add_argument(
         "model",
@@ -24,6 +27,7 @@ def build_parser() -> CommandParser:
         help="directory, .gguf file, hub name ORG/NAME, or 'default' (SmolLM2-135M-Instruct) [default]",
     )
     add_engine_flags(parser)
+    parser.add_topic("events", KvEventsConfig)
     parser.add_topic("server", ServerConfig)
     return parser
 
@@ -31,7 +35,8 @@ def build_parser() -> CommandParser:
 def run(argv: list[str]) -> int:
     """Run the command until it is told to stop; return its exit code."""
     flags = build_parser().parse(argv)
-    engine = engine_config(flags, flags.model)
+    engine = replace(engine_config(flags, flags.model), events=section_from(flags, KvEventsConfig))
+    check_rules(engine)
     server = section_from(flags, ServerConfig)
     from headrace.serve.server import run_server
 

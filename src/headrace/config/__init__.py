@@ -6,6 +6,7 @@ A component receives only its own section; there is no global configuration.
 from headrace.config.engine import (
     CacheConfig,
     EngineConfig,
+    KvEventsConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -17,6 +18,7 @@ __all__ = [
     "RULES",
     "CacheConfig",
     "EngineConfig",
+    "KvEventsConfig",
     "ModelConfig",
     "ParallelConfig",
     "Rule",

@@ -111,6 +111,23 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True)
+class KvEventsConfig:
+    """Events of the prefix cache for routers and indexes."""
+
+    kv_events: str | None = option(
+        None, "ZeroMQ endpoint on which changes of the prefix cache are published, e.g. tcp://127.0.0.1:5557."
+    )
+    kv_events_sync: str = option(
+        "tcp://127.0.0.1:0", "ZeroMQ endpoint where consumers of KV events ask for a replay or a snapshot."
+    )
+    kv_events_kept_batches: int = option(10_000, "Batches of KV events kept for a replay.", low=0)
+    kv_events_keys: str | None = option(
+        None,
+        "Directory with server.key_secret and clients/*.key (ZeroMQ CURVE); needed beyond loopback.",
+    )
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """All sections that the engine core and its workers need."""
 
@@ -118,3 +135,4 @@ class EngineConfig:
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
+    events: KvEventsConfig = KvEventsConfig()

@@ -68,6 +68,13 @@ RULES: tuple[Rule, ...] = (
         "tests/unit/config/test_rules.py",
     ),
     Rule(
+        "events-without-prefix-cache",
+        lambda c: c.events.kv_events is not None and not c.cache.enable_prefix_caching,
+        "kv_events",
+        "--kv-events tells what the prefix cache holds; remove it or --no-enable-prefix-caching",
+        "tests/unit/config/test_rules.py",
+    ),
+    Rule(
         "gguf-format-of-directory",
         lambda c: c.model.load_format == "gguf" and not c.model.model.endswith(".gguf") and c.model.model != "default",
         "load_format",

@@ -249,6 +249,8 @@ class CoreClient:
         await life.settle()
         if life.ready is not None:
             self._ready = life.ready
+            if life.ready.kv_events:
+                _log.info("KV events on %s, replays and snapshots on %s", *life.ready.kv_events)
             # The next life must keep this one's promises, whatever memory there is then.
             self._config = pinned_config(self._config, life.ready)
             self._progress_s = self._clock.now_s()

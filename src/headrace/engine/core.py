@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +18,7 @@ from headrace.base.errors import ConfigError, InsufficientMemoryError, invariant
 from headrace.base.ids import RequestId
 from headrace.config import EngineConfig
 from headrace.kv.budget import capacity_tokens, group_need_blocks, make_layout
+from headrace.kv.events import BlockStored, KvEvent
 from headrace.observe.startup import StartupTable
 from headrace.sched.scheduler import Scheduler
 from headrace.types.cache_specs import KvLayout
@@ -41,6 +42,7 @@ class EngineCore:
         clock: monotonic seconds for the scheduler.
         startup: table that gets a row for each phase of `start`; a fresh one if not given.
         record: told which requests are about to be touched, before anything that may crash on them.
+        publish: given the events of the prefix cache after each step that has any; None records none.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class EngineCore:
         *,
         startup: StartupTable | None = None,
         record: Callable[[Iterable[RequestId]], None] | None = None,
+        publish: Callable[[Sequence[KvEvent]], None] | None = None,
     ) -> None:
         self._config = config
         self._executor = executor
         self._clock = clock
         self._startup = startup if startup is not None else StartupTable("engine core", age_s=0.0)
         self._record = record
+        self._publish = publish
         self._inbox: list[InboxEvent] = []
         self._in_flight: deque[StepPlan] = deque()
         self._scheduler: Scheduler | None = None
@@ -98,6 +102,7 @@ class EngineCore:
             max_model_len=max_model_len,
             enable_prefix_caching=cache.enable_prefix_caching,
             hash_seed=cache.prefix_hash_seed,
+            record_events=self._publish is not None,
         )
         self.layout, self.facts = layout, facts
         self._startup.mark("kv cache")
@@ -120,6 +125,10 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """Return the scheduler's numbers."""
         return self._require_scheduler().stats()
+
+    def kv_snapshot(self) -> list[BlockStored]:
+        """Return an event for everything that can be hit now."""
+        return self._require_scheduler().kv.snapshot()
 
     def post(self, event: InboxEvent) -> None:
         """Put an event into the inbox; the next step takes it.
@@ -158,6 +167,8 @@ class EngineCore:
             invariant(result.step == oldest.step, f"result of step {result.step} in place of step {oldest.step}")
             self._in_flight.popleft()
             news.append(scheduler.apply(oldest, result, self._clock.now_s()))
+        if self._publish is not None:
+            self._publish(scheduler.take_events())
         return outputs_of(news, scheduler.stats())
 
     def close(self) -> None:

@@ -166,12 +166,19 @@ class CoreLife:
 
 
 def pinned_config(config: EngineConfig, ready: CoreReady) -> EngineConfig:
-    """Return the configuration with the sizes that a life has found, for the next one."""
-    usable_blocks = min(group.num_blocks for group in ready.layout.groups) - 1
+    """Return the configuration with the sizes and endpoints that a life has found, for the next one."""
+    # Several groups share the bytes, so no number of blocks says how much each has.
+    groups = ready.layout.groups
+    blocks = groups[0].num_blocks - 1 if len(groups) == 1 else config.cache.num_blocks_override
+    events = config.events
+    if ready.kv_events:
+        live, sync = ready.kv_events
+        events = dataclasses.replace(events, kv_events=live, kv_events_sync=sync)
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, max_model_len=ready.max_model_len),
         cache=dataclasses.replace(
-            config.cache, num_blocks_override=usable_blocks, kv_cache_memory_bytes=ready.layout.total_bytes()
+            config.cache, num_blocks_override=blocks, kv_cache_memory_bytes=ready.layout.total_bytes()
         ),
+        events=events,
     )

@@ -13,9 +13,11 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import zmq
 
 from headrace.base.clock import SystemClock
@@ -35,6 +37,10 @@ from headrace.types.wire import (
     decode_to_core,
     encode,
 )
+
+if TYPE_CHECKING:
+    from headrace.kv.events import KvEvent
+    from headrace.observe.kv_events import KvEventPublisher
 
 _log = get_logger(__name__)
 
@@ -91,6 +97,7 @@ class CoreServer:
         self._launch = launch
         self._stop = stop
         self._startup = startup
+        self._events: KvEventPublisher | None = None
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         for option in (zmq.SNDHWM, zmq.RCVHWM):
@@ -123,6 +130,8 @@ class CoreServer:
         finally:
             if core is not None:
                 core.close()
+            if self._events is not None:
+                self._events.close()
             self._socket.close()
             self._context.term()
 
@@ -135,15 +144,41 @@ class CoreServer:
         self._startup.mark("imports")
         executor = factory(launch.config, Path(launch.runtime_dir))
         self._startup.mark("find model")
-        core = EngineCore(launch.config, executor, SystemClock(), startup=self._startup, record=recorder.record)
-        self._send(core.start())
+        wanted = launch.config.events.kv_events is not None
+        core = EngineCore(
+            launch.config,
+            executor,
+            SystemClock(),
+            startup=self._startup,
+            record=recorder.record,
+            publish=self._publish if wanted else None,
+        )
+        ready = core.start()
+        if wanted:
+            ready = msgspec.structs.replace(ready, kv_events=self._start_events(core, ready.hash_tokens))
+        self._send(ready)
         self._send(StepOutputs([], core.stats()))
         return core
+
+    def _start_events(self, core: Any, hash_tokens: int) -> list[str]:
+        """Open the sockets of the cache events; return where they listen."""
+        from headrace.observe.kv_events import KvEventPublisher
+
+        events = KvEventPublisher(self._launch.config.events, hash_tokens=hash_tokens, snapshot=core.kv_snapshot)
+        self._events = events
+        self._poller.register(events.socket, zmq.POLLIN)
+        return [events.endpoint, events.sync_endpoint]
+
+    def _publish(self, events: Sequence[KvEvent]) -> None:
+        if self._events is not None:
+            self._events.publish(events)
 
     def _receive(self, core: Any) -> None:
         """Take all messages that are there; wait for one only if there is nothing else to do."""
         if not core.has_work:
             self._poller.poll()
+        if self._events is not None:
+            self._events.serve()
         while not self._stop.requested:
             try:
                 data = self._socket.recv(zmq.NOBLOCK)

@@ -47,7 +47,7 @@ class CoreReady(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_on
 
     ``startup`` adds up to the core's wall time since its process began. ``hash_tokens`` are the tokens under one prefix
     hash, for those who compute ``EngineRequest.block_hashes``; ``capacity_tokens`` is the longest sequence whose KV
-    fits.
+    fits. ``kv_events`` are the endpoints of live cache events and of their replays, or empty.
     """
 
     pid: int
@@ -58,6 +58,7 @@ class CoreReady(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_on
     startup: list[PhaseSeconds] = []
     hash_tokens: int = 0
     capacity_tokens: int = 0
+    kv_events: list[str] = []
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):

@@ -7,10 +7,18 @@ import typing
 import pytest
 
 from headrace.base.errors import ConfigError
-from headrace.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, ServerConfig
+from headrace.config import (
+    CacheConfig,
+    EngineConfig,
+    KvEventsConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 from headrace.config.flags import add_flags, check_section, flag_name, options_of, parse_count, section_from
 
-SECTIONS = (ModelConfig, CacheConfig, SchedulerConfig, ParallelConfig, ServerConfig)
+SECTIONS = (ModelConfig, CacheConfig, SchedulerConfig, ParallelConfig, KvEventsConfig, ServerConfig)
 FIELDS = [
     pytest.param(section, field, id=f"{section.__name__}.{field.name}")
     for section in SECTIONS

@@ -3,17 +3,27 @@
 import pytest
 
 from headrace.base.errors import ConfigError
-from headrace.config import RULES, CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig, check_rules
+from headrace.config import (
+    RULES,
+    CacheConfig,
+    EngineConfig,
+    KvEventsConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    check_rules,
+)
 from headrace.config.flags import options_of
 
 
-def config(*, scheduler=None, parallel=None, cache=None, **model):
+def config(*, scheduler=None, parallel=None, cache=None, events=None, **model):
     model.setdefault("model", "default")
     return EngineConfig(
         model=ModelConfig(**model),
         cache=CacheConfig(**(cache or {})),
         scheduler=SchedulerConfig(**(scheduler or {})),
         parallel=ParallelConfig(**(parallel or {})),
+        events=KvEventsConfig(**(events or {})),
     )
 
 
@@ -23,6 +33,9 @@ BREAKERS = {
     "float16-on-cpu": config(dtype="float16", parallel={"device": "cpu"}),
     "int8-on-gpu": config(quantization="int8", parallel={"device": "cuda"}),
     "int8-with-dtype": config(quantization="int8", dtype="bfloat16"),
+    "events-without-prefix-cache": config(
+        cache={"enable_prefix_caching": False}, events={"kv_events": "tcp://127.0.0.1:0"}
+    ),
     "gguf-format-of-directory": config(load_format="gguf", model="some/directory"),
 }
 
@@ -43,7 +56,7 @@ def test_the_breaker_breaks_exactly_its_rule(rule):
 def test_rows_are_complete(rule, pytestconfig):
     flags = {
         field.name
-        for section in (ModelConfig, CacheConfig, SchedulerConfig, ParallelConfig)
+        for section in (ModelConfig, CacheConfig, SchedulerConfig, ParallelConfig, KvEventsConfig)
         for field in options_of(section)
     }
     assert rule.param in flags
