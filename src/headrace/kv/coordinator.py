@@ -107,7 +107,9 @@ class KvCoordinator:
             enabled=enable_prefix_caching,
         )
         self._freeing = [index for index, group in enumerate(self.groups) if not group.keeps_all]
-        self._sized = [index for index, group in enumerate(self.groups) if isinstance(group, TokenGroup)]
+        self._sized = [
+            (index, group.block_tokens) for index, group in enumerate(self.groups) if isinstance(group, TokenGroup)
+        ]
 
     def new_sequence(
         self,
@@ -281,15 +283,16 @@ class KvCoordinator:
 
         Mutates: ``sequence``, the pools.
         """
+        groups, tables = self.groups, sequence.tables
         missing = [
             group.blocks_needed(len(table), tokens, sequence.encoder_tokens)
-            for group, table in zip(self.groups, sequence.tables, strict=True)
+            for group, table in zip(groups, tables, strict=True)
         ]
         if not self.memory.reserve(missing):
             return None
         added = [
             group.allocate(table, count_blocks) if count_blocks else []
-            for group, table, count_blocks in zip(self.groups, sequence.tables, missing, strict=True)
+            for group, table, count_blocks in zip(groups, tables, missing, strict=True)
         ]
         self._measure_room(sequence)
         return added
@@ -358,8 +361,9 @@ class KvCoordinator:
         if sequence.cacheable:
             # Before anything is freed: what falls behind now can still be hit.
             self._publication.publish(sequence, token_ids, computed_tokens)
-            for save in self._checkpoints.take_done(sequence, computed_tokens):
-                self._publication.publish_save(sequence, token_ids, save)
+            if sequence.saves:
+                for save in self._checkpoints.take_done(sequence, computed_tokens):
+                    self._publication.publish_save(sequence, token_ids, save)
         for index in self._freeing:
             sequence.first_blocks[index] = self.groups[index].free_behind(
                 sequence.tables[index], sequence.first_blocks[index], computed_tokens
@@ -451,8 +455,10 @@ class KvCoordinator:
 
     def _measure_room(self, sequence: SequenceKv) -> None:
         covered_tokens = NEVER_TOKENS
-        for index in self._sized:
-            covered_tokens = min(covered_tokens, len(sequence.tables[index]) * self.groups[index].block_tokens)
+        for index, block_tokens in self._sized:
+            room_tokens = len(sequence.tables[index]) * block_tokens
+            if room_tokens < covered_tokens:
+                covered_tokens = room_tokens
         sequence.covered_tokens = covered_tokens
 
     def _set_next_advance(self, sequence: SequenceKv) -> None:

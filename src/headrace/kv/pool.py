@@ -231,8 +231,8 @@ class BlockPool:
         block: BlockId,
         block_hash: bytes,
         *,
-        parent_hash: bytes | None,
-        token_ids: Sequence[int],
+        parent_hash: bytes | None = None,
+        token_ids: Sequence[int] = (),
         extras: Sequence[ExtraKey] = (),
     ) -> None:
         """Make a block hittable up to the boundary of a hash unit. A block may carry several, in order of position.

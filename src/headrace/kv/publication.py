@@ -74,11 +74,15 @@ class Publication:
         if end > len(sequence.hashes):
             self.extend(sequence, token_ids)
         for index, units_per_block in self._placed:
-            table = sequence.tables[index]
+            table, publish, hashes = sequence.tables[index], self._pools[index].publish, sequence.hashes
             for unit in range(first, end):
                 block = table[unit // units_per_block]
-                if block != NULL_BLOCK:
+                if block == NULL_BLOCK:
+                    continue
+                if self._record_events:
                     self._publish_unit(index, block, unit, sequence, token_ids)
+                else:
+                    publish(block, hashes[unit])
         if self._watched and not self.watched_published:
             self.watched_published = not self._watched.isdisjoint(sequence.hashes[first:end])
         sequence.published_units = end
@@ -105,10 +109,10 @@ class Publication:
         self, index: int, block: BlockId, unit: int, sequence: SequenceKv, token_ids: Sequence[int]
     ) -> None:
         hashes = sequence.hashes
-        parent = hashes[unit - 1] if unit else None
         if not self._record_events:
-            self._pools[index].publish(block, hashes[unit], parent_hash=parent, token_ids=())
+            self._pools[index].publish(block, hashes[unit])
             return
+        parent = hashes[unit - 1] if unit else None
         start = unit * self._hash_tokens
         self._pools[index].publish(
             block,
