@@ -182,7 +182,7 @@ def select(
 
 def select_by_spec(
     caches: Sequence[LayerCache], needs: Sequence[AttentionNeed], common: CommonNeeds, *, wanted: str = "auto"
-) -> dict[CacheSpec, Selection]:
+) -> dict[KeyValueSpec, Selection]:
     """Choose a backend for each cache spec, so for each group: masks and head dims differ between them.
 
     Args:

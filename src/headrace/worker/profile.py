@@ -11,7 +11,7 @@ import torch
 
 from headrace.attention.arena import KvArena
 from headrace.attention.contract import RowBatch
-from headrace.attention.select import Selection
+from headrace.attention.select import KeyValueSpec, Selection
 from headrace.attention.step import StepContext
 from headrace.config.engine import EngineConfig
 from headrace.models.registry import CausalModel
@@ -30,7 +30,7 @@ _TRIAL_GRANULE_BYTES = 4096
 
 
 def bind_layout(
-    model: CausalModel, layout: KvLayout, backends: Mapping[CacheSpec, Selection], device: torch.device
+    model: CausalModel, layout: KvLayout, backends: Mapping[KeyValueSpec, Selection], device: torch.device
 ) -> KvArena:
     """Make the KV memory of a layout and give it to the model.
 
@@ -43,14 +43,16 @@ def bind_layout(
     Mutates:
         The model's cache; an earlier one is dropped.
     """
-    names = {group.group: backends[group.spec].backend for group in layout.groups if group.spec in backends}
+    names = {
+        group.group: backends[group.spec].backend for group in layout.groups if isinstance(group.spec, KeyValueSpec)
+    }
     arena = KvArena(layout, model.cache_dtype, device, names)
     model.bind_cache(arena)
     return arena
 
 
 def profiled_cache_bytes(
-    config: EngineConfig, model: CausalModel, backends: Mapping[CacheSpec, Selection], device: torch.device
+    config: EngineConfig, model: CausalModel, backends: Mapping[KeyValueSpec, Selection], device: torch.device
 ) -> int:
     """Return the KV bytes of a rank on a GPU, after one step of the largest size on a throw-away cache.
 

@@ -6,13 +6,13 @@ Must not know the scheduler, text or sockets; what it needs of the engine comes 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from headrace.attention.select import CommonNeeds, Selection, select_by_spec
+from headrace.attention.select import CommonNeeds, KeyValueSpec, Selection, select_by_spec
 from headrace.base.errors import ConfigError, InvariantError
 from headrace.base.log import get_logger
 from headrace.config.decoder import DecoderConfig, parse_decoder
@@ -21,7 +21,7 @@ from headrace.models.registry import CausalModel, ModelContext, build_model
 from headrace.parallel.groups import TensorParallel
 from headrace.platforms.detect import Platform, current_platform
 from headrace.platforms.heap import HeapTrimmer
-from headrace.types.cache_specs import CacheSpec, KvLayout, kind_of
+from headrace.types.cache_specs import KvLayout, kind_of
 from headrace.types.plans import StepPlan
 from headrace.types.results import StepResult
 from headrace.types.wire import PhaseSeconds
@@ -57,7 +57,7 @@ class Loaded:
     platform: Platform
     decoder: DecoderConfig
     model: CausalModel
-    backends: dict[CacheSpec, Selection]
+    backends: Mapping[KeyValueSpec, Selection]
     dtype: torch.dtype
 
 
