@@ -90,7 +90,7 @@ class SequenceOutput:
             return None
         if self._first:
             self._first = False
-            chunk.prompt_token_ids = self._request.prompt_token_ids
+            chunk.prompt_token_ids = list(self._request.prompt_token_ids)
             chunk.queued_s = self._queued_s
             if self._sampling.prompt_logprobs is not None:
                 chunk.prompt_logprobs = self._prompt_entries

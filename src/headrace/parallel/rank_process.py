@@ -23,6 +23,7 @@ from headrace.types.error_records import record_of
 from headrace.types.outputs import ErrorRecord
 from headrace.types.plans import StepPlan
 from headrace.types.results import StepResult
+from headrace.types.token_ids import decode_tokens, encode_tokens
 from headrace.types.worker_facts import WorkerFacts
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 ToRank = Allocate | Execute | Stop
 FromRank = Loaded | Allocated | Executed | Failed
 
-ENCODER = msgspec.msgpack.Encoder()
+ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_tokens)
 _TO_RANK = msgspec.msgpack.Decoder(ToRank)
 FROM_RANK = msgspec.msgpack.Decoder(FromRank)
 
@@ -173,6 +174,9 @@ def _read_commands(pipe: Connection) -> SimpleQueue[ToRank]:
         try:
             while True:
                 command = _TO_RANK.decode(pipe.recv_bytes())
+                if isinstance(command, Execute):
+                    for start in command.plan.starts:
+                        msgspec.structs.force_setattr(start, "token_ids", decode_tokens(start.token_ids))
                 commands.put(command)
                 if isinstance(command, Stop):
                     return

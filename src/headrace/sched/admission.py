@@ -5,10 +5,13 @@ Must not change anything: the scheduler turns the error into the request's only 
 
 from __future__ import annotations
 
+from array import array
+
 from headrace.base.errors import ContextLengthError, NeverFitsError, RequestError
 from headrace.kv.prefix_hash import HASH_BYTES, MAX_TOKEN_ID
 from headrace.types.cache_specs import KvLayout
 from headrace.types.requests import EngineRequest
+from headrace.types.token_ids import token_array
 
 
 def limit_tokens(source: EngineRequest, max_model_len: int) -> int:
@@ -38,9 +41,7 @@ def check_request(
     prompt_tokens = len(source.prompt_token_ids)
     if not prompt_tokens:
         raise RequestError("the prompt has no tokens; give at least one", param="prompt")
-    token_ids = [*source.prompt_token_ids, *source.produced_token_ids]
-    if min(token_ids) < 0 or max(token_ids) > MAX_TOKEN_ID:
-        raise RequestError(f"a token id is outside 0..{MAX_TOKEN_ID}", param="prompt")
+    _check_token_ids(source)
     if prompt_tokens + 1 > max_model_len:
         raise ContextLengthError(
             f"the prompt has {prompt_tokens} tokens and the model's length is {max_model_len} tokens, prompt and "
@@ -59,6 +60,16 @@ def check_request(
     longest_tokens = limit_tokens(source, max_model_len) - 1
     if longest_tokens > capacity_tokens:
         raise NeverFitsError(_never_fits(source, layout, longest_tokens), param="max_tokens")
+
+
+def _check_token_ids(source: EngineRequest) -> None:
+    try:
+        # An array that came over the wire cannot hold anything else.
+        if not isinstance(source.prompt_token_ids, array):
+            token_array(source.prompt_token_ids)
+        token_array(source.produced_token_ids)
+    except (OverflowError, TypeError):
+        raise RequestError(f"a token id is outside 0..{MAX_TOKEN_ID}", param="prompt") from None
 
 
 def _never_fits(source: EngineRequest, layout: KvLayout, longest_tokens: int) -> str:

@@ -106,7 +106,7 @@ class StepDraft:
             SlotStart(
                 slot=owned_slot(request),
                 request_id=request.request_id,
-                token_ids=list(request.token_ids),
+                token_ids=request.token_ids[:],
                 prompt_tokens=request.prompt_tokens,
                 computed_tokens=request.planned_tokens,
                 blocks=[list(table) for table in request.kv.tables],

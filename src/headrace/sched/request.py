@@ -17,6 +17,7 @@ from headrace.base.errors import invariant
 from headrace.base.ids import RequestId, Slot
 from headrace.kv.sequence import SequenceKv
 from headrace.types.requests import EngineRequest
+from headrace.types.token_ids import token_array
 
 
 class RequestState(enum.Enum):
@@ -97,7 +98,8 @@ class Request:
         self.state = RequestState.WAITING
         self.slot: Slot | None = None
         self.kv = kv
-        self.token_ids: list[int] = [*source.prompt_token_ids, *source.produced_token_ids]
+        self.token_ids = token_array(source.prompt_token_ids)
+        self.token_ids.extend(source.produced_token_ids)
         self.prompt_tokens = len(source.prompt_token_ids)
         self.limit_tokens = limit_tokens
         self.min_tokens = sampling.min_tokens

@@ -6,6 +6,8 @@ plan can be made before the previous result is known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from headrace.base.ids import BlockId, RequestId, Slot, StepId
@@ -19,7 +21,7 @@ class SlotStart(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         slot: free until this plan.
         request_id: who takes it.
-        token_ids: prompt and all output tokens known so far.
+        token_ids: prompt and all output tokens known so far; an array of `types.token_ids`. Bytes only on the wire.
         prompt_tokens: how many of them are the prompt.
         computed_tokens: tokens whose KV is already in the blocks (prefix hit).
         blocks: block table per group: ``blocks[g]`` covers the tokens from position 0; the null block where a group
@@ -33,7 +35,7 @@ class SlotStart(msgspec.Struct, frozen=True, array_like=True):
 
     slot: Slot
     request_id: RequestId
-    token_ids: list[int]
+    token_ids: Sequence[int] | bytes
     prompt_tokens: int
     computed_tokens: int
     blocks: list[list[BlockId]]

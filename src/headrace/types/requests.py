@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from headrace.base.ids import RequestId
@@ -43,7 +45,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     Attributes:
         request_id: unique in the life of the front end; never reused.
-        prompt_token_ids: at least one token.
+        prompt_token_ids: at least one token; a list, or an array of `types.token_ids`. Bytes only on the wire.
         sampling: ``n`` is 1 and ``seed`` is set here.
         eos_token_ids: tokens that end the output unless ``ignore_eos``.
         arrival_s: monotonic seconds at arrival.
@@ -65,7 +67,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """
 
     request_id: RequestId
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int] | bytes
     sampling: SamplingParams
     eos_token_ids: list[int] = []
     arrival_s: float = 0.0

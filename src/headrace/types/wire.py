@@ -16,6 +16,7 @@ from headrace.base.ids import RequestId
 from headrace.types.cache_specs import KvLayout
 from headrace.types.events import AbortRequest, AddRequest, ResetPrefixCache
 from headrace.types.outputs import ErrorRecord, RequestDelta, SchedulerStats, StepNews, each_delta
+from headrace.types.token_ids import decode_tokens, encode_tokens, token_array
 
 WIRE_VERSION = 1
 
@@ -117,7 +118,9 @@ class CoreFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 FromCore = CoreReady | StepOutputs | UtilityReply | CoreFailed
 
-_ENCODER = msgspec.msgpack.Encoder()
+PACKED_FROM_TOKENS = 64
+"""Prompts of so many tokens travel as bytes, four a token."""
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_tokens)
 _TO_CORE = msgspec.msgpack.Decoder(ToCore)
 _FROM_CORE = msgspec.msgpack.Decoder(FromCore)
 _PREFIX = bytes([WIRE_VERSION])
@@ -128,7 +131,20 @@ _DECODE_ERRORS = (msgspec.MsgspecError, HeadraceError, RecursionError, ValueErro
 
 def encode(message: ToCore | FromCore) -> bytes:
     """Return version byte + msgpack."""
+    if isinstance(message, AddRequest):
+        message = _packed(message)
     return _PREFIX + _ENCODER.encode(message)
+
+
+def _packed(message: AddRequest) -> AddRequest:
+    prompt = message.request.prompt_token_ids
+    if len(prompt) < PACKED_FROM_TOKENS or not isinstance(prompt, list):
+        return message
+    try:
+        packed = token_array(prompt)
+    except (OverflowError, TypeError):
+        return message  # the core refuses it, and only it
+    return AddRequest(msgspec.structs.replace(message.request, prompt_token_ids=packed))
 
 
 def _body(data: bytes) -> memoryview:
@@ -147,7 +163,12 @@ def decode_to_core(data: bytes) -> ToCore:
         ProtocolError: wrong version or shape.
     """
     try:
-        return _TO_CORE.decode(_body(data))
+        message: ToCore = _TO_CORE.decode(_body(data))
+        if isinstance(message, AddRequest) and isinstance(message.request.prompt_token_ids, bytes):
+            tokens = decode_tokens(message.request.prompt_token_ids)
+            # Nobody else has seen the message yet.
+            msgspec.structs.force_setattr(message.request, "prompt_token_ids", tokens)
+        return message
     except _DECODE_ERRORS as error:
         raise ProtocolError(f"message to the core: {error}") from error
 

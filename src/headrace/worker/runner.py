@@ -129,7 +129,8 @@ class StepRunner:
     def _start(self, start: SlotStart) -> None:
         self.state.start(start)
         problem = self.sampler.start(start)
-        low, high = min(start.token_ids), max(start.token_ids)
+        tokens = self.state.tokens(start.slot)[: len(start.token_ids)]
+        low, high = int(tokens.min()), int(tokens.max())
         if problem is None and (low < 0 or high >= self._vocab_tokens):
             wrong = low if low < 0 else high
             problem = f"prompt: token id {wrong} is outside the vocabulary of {self._vocab_tokens} tokens"

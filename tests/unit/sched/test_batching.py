@@ -67,13 +67,13 @@ def test_a_start_carries_what_the_worker_needs_and_is_not_shared(make_bench: Mak
     bench.add("a", [1, 2, 3, 4, 5], eos_token_ids=[7], bad_words_token_ids=[[8, 9]])
     plan, _ = bench.step()
     (start,) = plan.starts
-    assert (start.token_ids, start.prompt_tokens, start.computed_tokens) == ([1, 2, 3, 4, 5], 5, 0)
+    assert (list(start.token_ids), start.prompt_tokens, start.computed_tokens) == ([1, 2, 3, 4, 5], 5, 0)
     assert (start.eos_token_ids, start.bad_words_token_ids) == ([7], [[8, 9]])
     assert [len(table) for table in start.blocks] == [2]
     before = [list(start.token_ids), [list(table) for table in start.blocks]]
     for _ in range(5):
         bench.step()
-    assert [start.token_ids, start.blocks] == before
+    assert [list(start.token_ids), start.blocks] == before
 
 
 def test_blocks_are_appended_when_a_token_needs_one(make_bench: Make) -> None:

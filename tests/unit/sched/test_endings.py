@@ -238,7 +238,7 @@ def test_a_resubmitted_request_continues_its_output(make_bench: Make) -> None:
     bench = make_bench()
     bench.add("a", 5, produced_token_ids=[70, 71], max_tokens=4, min_tokens=4, stop_token_ids=[9])
     plan, deltas = bench.step({"a": 9})
-    assert plan.starts[0].token_ids[5:] == [70, 71]
+    assert list(plan.starts[0].token_ids[5:]) == [70, 71]
     assert plan.starts[0].prompt_tokens == 5
     assert deltas[0].finish_reason is None, "three outputs, min_tokens 4"
     assert outputs(bench, [9])[0].finish_reason is FinishReason.STOP
