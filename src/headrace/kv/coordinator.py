@@ -189,7 +189,7 @@ class KvCoordinator:
         demand: list[int] = []
         for index, (table, _) in enumerate(self._hit_tables.parts_at(hit, hit.tokens + external_tokens)):
             group = self.groups[index]
-            held = len(table) - table.count(NULL_BLOCK)
+            held = len(table) if group.keeps_all else len(table) - table.count(NULL_BLOCK)
             demand.append(max(0, self._most_blocks(group, tokens, sequence) - held) + group.pool.idle(table))
         return demand
 

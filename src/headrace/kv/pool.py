@@ -7,6 +7,7 @@ those in events, or other groups.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from headrace.base.errors import InvariantError
@@ -17,6 +18,7 @@ from headrace.kv.placement import Placement
 from headrace.kv.prefix_hash import ExtraKey
 from headrace.types.cache_specs import GroupLayout, kind_of
 
+_RUN_HASHES = 256
 _VICTIM_CANDIDATES = 8
 """So many of the next blocks to evict are looked at for one in a nearly empty extent."""
 
@@ -48,8 +50,9 @@ class BlockPool:
         self._group = GroupId(layout.group)
         self._references = references
         self._hashes_of: dict[BlockId, tuple[bytes, ...]] = {}
-        # A key may have several blocks: two requests can compute one prefix side by side, and tables are append-only.
-        self._blocks_of: dict[bytes, list[BlockId]] = {}
+        self._block_of: dict[bytes, BlockId] = {}
+        # Further blocks of a hash: two requests can compute one prefix side by side, and tables are append-only.
+        self._others_of: dict[bytes, list[BlockId]] = {}
         self._evicted_blocks = 0
         self._record_events = record_events
         self._events: list[KvEvent] = []
@@ -113,18 +116,37 @@ class BlockPool:
 
     def cached_hashes(self) -> set[bytes]:
         """Return all hashes that can be hit."""
-        return set(self._blocks_of)
+        return set(self._block_of)
 
     def find(self, block_hash: bytes) -> BlockId | None:
         """Return a block whose content is right up to this hash, one in use rather than an idle one, or None."""
-        blocks = self._blocks_of.get(block_hash)
-        if blocks is None:
-            return None
-        if len(blocks) > 1:
-            for block in blocks:
-                if self._references[block]:
-                    return block
-        return blocks[0]
+        block = self._block_of.get(block_hash)
+        if block is None or self._references[block]:
+            return block
+        for other in self._others_of.get(block_hash, ()):
+            if self._references[other]:
+                return other
+        return block
+
+    def find_run(self, hashes: Sequence[bytes]) -> list[BlockId]:
+        """Return what `find` returns for each of these hashes, up to the first that is not cached.
+
+        A long prompt has thousands: they are looked up some at a time by C code.
+        """
+        found: list[BlockId] = []
+        block_of = self._block_of
+        for start in range(0, len(hashes), _RUN_HASHES):
+            piece = hashes[start : start + _RUN_HASHES]
+            try:
+                found += list(map(block_of.__getitem__, piece))
+            except KeyError:
+                found += [block_of[known] for known in itertools.takewhile(block_of.__contains__, piece)]
+                break
+        if self._others_of:
+            for place, block_hash in enumerate(hashes[: len(found)]):
+                if block_hash in self._others_of:
+                    found[place] = self.find(block_hash) or NULL_BLOCK
+        return found
 
     def idle(self, blocks: Iterable[BlockId]) -> int:
         """Return how many of these blocks have no owner (touching them leaves fewer free blocks)."""
@@ -191,11 +213,12 @@ class BlockPool:
         references = self._references
         woken: list[BlockId] = []
         for block in blocks:
-            if block == NULL_BLOCK:
-                continue
-            if not references[block]:
+            owners = references[block]
+            if not owners:
+                if block == NULL_BLOCK:
+                    continue
                 woken.append(block)
-            references[block] += 1
+            references[block] = owners + 1
         if woken:
             self.policy.remove(woken)
             self.placement.touched(woken)
@@ -214,14 +237,16 @@ class BlockPool:
         plain: list[BlockId] = []
         idle: list[BlockId] = []
         for block in reversed(table):
+            left = references[block] - 1
+            if left > 0:
+                references[block] = left
+                continue
             if block == NULL_BLOCK:
                 continue
-            left = references[block] - 1
             if left < 0:
                 raise InvariantError(f"block {block} of group {self._group} is freed without an owner")
-            references[block] = left
-            if not left:
-                (idle if block in hashes_of else plain).append(block)
+            references[block] = 0
+            (idle if block in hashes_of else plain).append(block)
         rank = self.policy.add(idle) if idle else 0.0
         if plain or idle:
             self.placement.freed(plain, idle, rank)
@@ -249,7 +274,6 @@ class BlockPool:
         """
         if not self._references[block]:
             raise InvariantError(f"block {block} of group {self._group} is published without an owner")
-        blocks = self._blocks_of.get(block_hash)
         carried = self._hashes_of.get(block)
         if carried is None:
             self._hashes_of[block] = (block_hash,)
@@ -257,10 +281,10 @@ class BlockPool:
             raise InvariantError(f"block {block} of group {self._group} is published twice under one hash")
         else:
             self._hashes_of[block] = (*carried, block_hash)
-        if blocks is not None:
-            blocks.append(block)
+        if block_hash in self._block_of:
+            self._others_of.setdefault(block_hash, []).append(block)
             return
-        self._blocks_of[block_hash] = [block]
+        self._block_of[block_hash] = block
         if self._record_events:
             tokens = list(token_ids)
             event = BlockStored(
@@ -290,11 +314,7 @@ class BlockPool:
         carried = self._hashes_of.get(block, ())
         kept = carried[:kept_hashes]
         for block_hash in carried[kept_hashes:]:
-            holders = self._blocks_of[block_hash]
-            if len(holders) > 1:
-                holders.remove(block)
-            else:
-                self._remove_key(block_hash)
+            self._remove_holder(block_hash, block)
         if kept:
             self._hashes_of[block] = kept
         else:
@@ -308,7 +328,9 @@ class BlockPool:
         Mutates: cache, free blocks.
         """
         bare: list[BlockId] = []
-        for block in self._blocks_of.get(block_hash, ()):
+        if block_hash not in self._block_of:
+            return
+        for block in (self._block_of[block_hash], *self._others_of.pop(block_hash, ())):
             left = tuple(carried for carried in self._hashes_of[block] if carried != block_hash)
             if left:
                 self._hashes_of[block] = left
@@ -318,8 +340,7 @@ class BlockPool:
                 bare.append(block)
             if self.policy.counts_uses:
                 self.policy.dropped([block])
-        if block_hash in self._blocks_of:
-            self._remove_key(block_hash)
+        self._remove_key(block_hash)
         if bare:
             self.policy.remove(bare)
             self.placement.emptied(bare)
@@ -333,7 +354,8 @@ class BlockPool:
         if len(blocks) == len(self._hashes_of):
             # Nothing stays: one event says so.
             self._hashes_of.clear()
-            self._blocks_of.clear()
+            self._block_of.clear()
+            self._others_of.clear()
             self._stored.clear()
             if self._record_events:
                 self._events.append(AllBlocksCleared(self._group))
@@ -361,19 +383,28 @@ class BlockPool:
 
     def _drop(self, blocks: list[BlockId]) -> None:
         """Take the hashes off blocks."""
-        pop, blocks_of = self._hashes_of.pop, self._blocks_of
+        pop = self._hashes_of.pop
         for block in blocks:
             for block_hash in pop(block):
-                holders = blocks_of[block_hash]
-                if len(holders) > 1:
-                    holders.remove(block)
-                else:
-                    self._remove_key(block_hash)
+                self._remove_holder(block_hash, block)
         if self.policy.counts_uses:
             self.policy.dropped(blocks)
 
+    def _remove_holder(self, block_hash: bytes, block: BlockId) -> None:
+        """A block no longer carries a hash."""
+        others = self._others_of.get(block_hash)
+        if others is None:
+            self._remove_key(block_hash)
+            return
+        if self._block_of[block_hash] == block:
+            self._block_of[block_hash] = others.pop(0)
+        else:
+            others.remove(block)
+        if not others:
+            del self._others_of[block_hash]
+
     def _remove_key(self, block_hash: bytes) -> None:
-        del self._blocks_of[block_hash]
+        del self._block_of[block_hash]
         if self._record_events:
             del self._stored[block_hash]
             self._events.append(BlockRemoved(self._group, block_hash))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.base.ids import BlockId
 from headrace.kv.groups.base import GroupHit, TokenGroup
 
 
@@ -27,13 +26,8 @@ def longest_prefix(
     if longer is not None:
         return _cut(longer, max_tokens, group.block_tokens, record_tokens)
     block_tokens, unit = group.block_tokens, group.hash_tokens
-    stride, find = block_tokens // unit, group.pool.find
-    table: list[BlockId] = []
-    for index in range(stride - 1, max_tokens // block_tokens * stride, stride):
-        block = find(hashes[index])
-        if block is None:
-            break
-        table.append(block)
+    stride = block_tokens // unit
+    table = group.pool.find_run(hashes[stride - 1 : max_tokens // block_tokens * stride : stride])
     start = len(table) * block_tokens
     most_tokens = min(max_tokens, start + block_tokens - unit)
     records, tail = 0, None
