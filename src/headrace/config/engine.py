@@ -89,12 +89,19 @@ class SchedulerConfig:
         "Order of waiting requests: fcfs, or priority (smaller first, then by arrival).",
         choices=("fcfs", "priority"),
     )
+    priority_ageing_s: float = option(
+        60.0, "Seconds of waiting that are worth one level of priority, so that nobody waits for ever.", low=0.001
+    )
+    tenant_quota: float = option(
+        1.0, "Share of the KV cache that the running requests of one tenant may hold; 1: no quota.", low=0.0, high=1.0
+    )
     long_prefill_token_threshold: int = option(
-        0, "Most tokens of one prompt in one step; 0: no limit but the budget.", low=0
+        0, "Most tokens of one prompt in one step; 0: no limit but the budget and the shares of others.", low=0
     )
     watermark: float = option(
         0.01, "Share of blocks kept free when a request is admitted beside running ones.", low=0.0, high=0.5
     )
+    speculative_tokens: int = option(0, "Most drafts of a decode; 0: no speculation.", low=0, high=64, hidden=True)
     steps_in_flight: int = option(
         1, "Plans made before the first result is applied: 1, or 2 to overlap scheduling.", low=1, high=2, hidden=True
     )

@@ -40,6 +40,13 @@ RULES: tuple[Rule, ...] = (
         "tests/unit/config/test_rules.py",
     ),
     Rule(
+        "speculation-not-in-the-worker",
+        lambda c: c.scheduler.speculative_tokens > 0,
+        "speculative_tokens",
+        "the worker of this version cannot verify drafts, only the simulator can: leave speculative_tokens at 0",
+        "tests/unit/config/test_rules.py",
+    ),
+    Rule(
         "remote-code",
         lambda c: c.model.trust_remote_code,
         "trust_remote_code",

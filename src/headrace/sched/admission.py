@@ -5,13 +5,57 @@ Must not change anything: the scheduler turns the error into the request's only 
 
 from __future__ import annotations
 
+import functools
 from array import array
 
-from headrace.base.errors import ContextLengthError, NeverFitsError, RequestError
+from headrace.base.errors import ContextLengthError, NeverFitsError, NotImplementedFeatureError, RequestError
+from headrace.kv.budget import capacity_tokens, group_need_blocks
 from headrace.kv.prefix_hash import HASH_BYTES, MAX_TOKEN_ID
+from headrace.sched.encoding import EncoderGate
 from headrace.types.cache_specs import KvLayout
 from headrace.types.requests import EngineRequest
 from headrace.types.token_ids import token_array
+
+
+class Limits:
+    """What a request may ask for at most; fixed for the life of the engine."""
+
+    def __init__(
+        self, layout: KvLayout, *, max_model_len: int, hash_tokens: int, batch_tokens: int, in_flight: int
+    ) -> None:
+        """Note the sizes.
+
+        Args:
+            layout: of the KV memory.
+            max_model_len: longest prompt + output in tokens.
+            hash_tokens: tokens under one prefix hash.
+            batch_tokens: most tokens of one sequence in one step.
+            in_flight: plans made before the first result is applied.
+        """
+        self.layout = layout
+        self.max_model_len = max_model_len
+        self.hash_tokens = hash_tokens
+        self.batch_tokens = batch_tokens
+        self.in_flight = in_flight
+        self.capacity_tokens = functools.lru_cache(maxsize=64)(self._capacity_tokens)
+
+    def check_media(self, source: EngineRequest, encoder: EncoderGate | None) -> None:
+        """Refuse media that can never run.
+
+        Raises:
+            NotImplementedFeatureError: the engine has no encoder.
+            HeadraceError: as `EncoderGate.check`.
+        """
+        if encoder is None:
+            raise NotImplementedFeatureError(
+                "this engine runs no encoder, so a prompt cannot have media items: leave them out", param="media"
+            )
+        encoder.check(source.media, len(source.prompt_token_ids))
+
+    def _capacity_tokens(self, encoder_tokens: int) -> int:
+        return capacity_tokens(
+            self.layout, batch_tokens=self.batch_tokens, in_flight=self.in_flight, encoder_tokens=encoder_tokens
+        )
 
 
 def limit_tokens(source: EngineRequest, max_model_len: int) -> int:
@@ -21,17 +65,12 @@ def limit_tokens(source: EngineRequest, max_model_len: int) -> int:
     return min(max_model_len, len(source.prompt_token_ids) + source.sampling.max_tokens)
 
 
-def check_request(
-    source: EngineRequest, *, layout: KvLayout, capacity_tokens: int, max_model_len: int, hash_tokens: int
-) -> None:
+def check_request(source: EngineRequest, limits: Limits) -> None:
     """Refuse a request that can never run to its end.
 
     Args:
         source: the request.
-        layout: blocks of the KV cache.
-        capacity_tokens: of the layout: length of the longest sequence that fits.
-        max_model_len: longest prompt + output in tokens.
-        hash_tokens: tokens under one prefix hash.
+        limits: of the engine.
 
     Raises:
         RequestError: an empty prompt, a token id out of range, or prefix hashes that do not belong to the prompt.
@@ -42,13 +81,13 @@ def check_request(
     if not prompt_tokens:
         raise RequestError("the prompt has no tokens; give at least one", param="prompt")
     _check_token_ids(source)
-    if prompt_tokens + 1 > max_model_len:
+    if prompt_tokens + 1 > limits.max_model_len:
         raise ContextLengthError(
-            f"the prompt has {prompt_tokens} tokens and the model's length is {max_model_len} tokens, prompt and "
-            f"output together: shorten the prompt to at most {max_model_len - 1} tokens",
+            f"the prompt has {prompt_tokens} tokens and the model's length is {limits.max_model_len} tokens, prompt "
+            f"and output together: shorten the prompt to at most {limits.max_model_len - 1} tokens",
             param="prompt",
         )
-    hashes = source.block_hashes
+    hashes, hash_tokens = source.block_hashes, limits.hash_tokens
     # Both ends stand for all: a long prompt has thousands, and a wrong one in between is never found.
     ends = (*hashes[:1], *hashes[-1:])
     if len(hashes) > prompt_tokens // hash_tokens or any(len(end) != HASH_BYTES for end in ends):
@@ -57,9 +96,9 @@ def check_request(
             param="block_hashes",
         )
     # The last token is sampled but never computed, so it needs no room.
-    longest_tokens = limit_tokens(source, max_model_len) - 1
-    if longest_tokens > capacity_tokens:
-        raise NeverFitsError(_never_fits(source, layout, longest_tokens), param="max_tokens")
+    longest_tokens = limit_tokens(source, limits.max_model_len) - 1
+    if longest_tokens > limits.capacity_tokens(source.encoder_tokens):
+        raise NeverFitsError(_never_fits(source, limits, longest_tokens), param="max_tokens")
 
 
 def _check_token_ids(source: EngineRequest) -> None:
@@ -72,12 +111,20 @@ def _check_token_ids(source: EngineRequest) -> None:
         raise RequestError(f"a token id is outside 0..{MAX_TOKEN_ID}", param="prompt") from None
 
 
-def _never_fits(source: EngineRequest, layout: KvLayout, longest_tokens: int) -> str:
-    tightest = min(layout.groups, key=lambda group: (group.num_blocks - 1) * group.block_tokens)
-    needed_blocks = -(-longest_tokens // tightest.block_tokens)
+def _never_fits(source: EngineRequest, limits: Limits, longest_tokens: int) -> str:
+    needs = []
+    for group in limits.layout.groups:
+        blocks = group_need_blocks(
+            group,
+            longest_tokens,
+            batch_tokens=limits.batch_tokens,
+            in_flight=limits.in_flight,
+            encoder_tokens=source.encoder_tokens,
+        )
+        size = f"blocks of {group.block_tokens} tokens" if group.block_tokens else "states"
+        needs.append(f"{blocks} {size} where the whole cache has at most {group.num_blocks - 1}")
     return (
         f"the request may need KV for {longest_tokens} tokens ({len(source.prompt_token_ids)} of them prompt), which "
-        f"is {needed_blocks} blocks of {tightest.block_tokens} tokens; the whole cache has "
-        f"{tightest.num_blocks - 1} blocks: lower max_tokens or shorten the prompt, or start the engine with a larger "
-        f"--kv-cache-memory-bytes"
+        f"is {' and '.join(needs)}; the longest that fits is {limits.capacity_tokens(source.encoder_tokens)} tokens: "
+        "lower max_tokens or shorten the prompt, or start the engine with a larger --kv-cache-memory-bytes"
     )

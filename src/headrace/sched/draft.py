@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from headrace.base.errors import InvariantError, invariant
 from headrace.base.ids import RequestId, Slot, StepId
+from headrace.sched.encoding import EncoderWork
 from headrace.sched.request import Request
-from headrace.types.plans import BlockAppend, BlockCopy, PlanRow, SlotStart, StepPlan
+from headrace.types.plans import BlockAppend, BlockCopy, LoadJob, PlanRow, SlotStart, StepPlan
 
 
 @dataclass
@@ -59,6 +62,8 @@ class StepDraft:
         decoding: owner of each of them.
         copies: blocks to copy before anything is computed.
         saves: blocks to copy after everything is computed.
+        loads: transfers to begin.
+        shortened: long prompts that have got a share and would take more, in order.
         preempted: some request was preempted in this step.
     """
 
@@ -68,11 +73,13 @@ class StepDraft:
         "copies",
         "decodes",
         "decoding",
+        "loads",
         "preempted",
         "releases",
         "requests",
         "rows",
         "saves",
+        "shortened",
         "starts",
         "step",
     )
@@ -89,6 +96,8 @@ class StepDraft:
         self.decoding: list[Request] = []
         self.copies: list[BlockCopy] = []
         self.saves: list[BlockCopy] = []
+        self.loads: list[LoadJob] = []
+        self.shortened: list[Request] = []
         self.preempted = False
 
     def add_start(self, request: Request) -> None:
@@ -113,51 +122,98 @@ class StepDraft:
                 sampling=source.sampling,
                 eos_token_ids=source.eos_token_ids,
                 bad_words_token_ids=source.bad_words_token_ids,
+                media=source.media,
+                encoder_tokens=source.encoder_tokens,
             )
         )
 
-    def add_row(self, request: Request, tokens: int) -> None:
+    def add_row(self, request: Request, tokens: int, drafts: int = 0) -> None:
         """Plan the next tokens of a request.
 
         Args:
             request: a running one with room in its blocks.
-            tokens: from 1 to what it has left to compute.
+            tokens: from 1 to what it has left to compute, drafts not counted.
+            drafts: guesses behind the last known token; only a row that reaches it has any.
 
         Mutates: ``request`` (planned and known tokens), the draft.
         """
         start = request.planned_tokens
         invariant(tokens > 0, f"request {request.request_id} has nothing to compute")
         sample = start + tokens == request.known_tokens
-        self.rows.append(PlanRow(owned_slot(request), request.request_id, start, tokens, sample))
+        invariant(sample or not drafts, f"request {request.request_id} guesses before it knows its last token")
+        gated = sample and request.gated
+        self.rows.append(
+            PlanRow(owned_slot(request), request.request_id, start, tokens + drafts, sample, drafts, gated)
+        )
         self.requests.append(request)
-        self.budget_tokens -= tokens
-        request.planned_tokens = start + tokens
+        self.budget_tokens -= tokens + drafts
+        request.planned_tokens = start + tokens + drafts
         request.known_tokens += sample
 
-    def remove(self, request: Request) -> None:
-        """Take back everything planned for a running request in this step: row, block growth and budget.
+    def extend_row(self, request: Request, tokens: int) -> None:
+        """Lengthen the row of a request that does not sample yet.
+
+        Args:
+            request: has a row in this step, and room in its blocks.
+            tokens: more to compute, at most what it lacks.
+
+        Mutates: ``request`` (planned and known tokens), the draft.
+        """
+        place = self.requests.index(request)
+        row = self.rows[place]
+        invariant(not row.sample, f"the row of {request.request_id} is complete")
+        request.planned_tokens += tokens
+        sample = request.planned_tokens == request.known_tokens
+        self.rows[place] = msgspec.structs.replace(
+            row, tokens=row.tokens + tokens, sample=sample, gated=sample and request.gated
+        )
+        self.budget_tokens -= tokens
+        request.known_tokens += sample
+
+    def remove(self, request: Request) -> bool:
+        """Take back everything planned for a running request in this step: start, row, block growth and budget.
+
+        Returns:
+            True if its slot was taken in this very step, so that the worker knows nothing of it.
 
         Mutates: ``request`` (planned and known tokens), the draft.
         """
         self.appends = [append for append in self.appends if append.slot != request.slot]
+        started = len(self.starts)
+        self.starts = [start for start in self.starts if start.request_id != request.request_id]
+        if request in self.shortened:
+            self.shortened.remove(request)
         if request in self.decoding:
             place = self.decoding.index(request)
             del self.decodes[place], self.decoding[place]
             self.budget_tokens += 1
             request.planned_tokens -= 1
             request.known_tokens -= 1
-            return
-        if request not in self.requests:
-            return
-        place = self.requests.index(request)
-        row = self.rows.pop(place)
-        del self.requests[place]
-        self.budget_tokens += row.tokens
-        request.planned_tokens -= row.tokens
-        request.known_tokens -= row.sample
+        elif request in self.requests:
+            place = self.requests.index(request)
+            row = self.rows.pop(place)
+            del self.requests[place]
+            self.budget_tokens += row.tokens
+            request.planned_tokens -= row.tokens
+            request.known_tokens -= row.sample
+        return len(self.starts) < started
 
-    def plan(self) -> StepPlan:
-        """Return the finished plan."""
+    def plan(self, encoder: EncoderWork | None) -> StepPlan:
+        """Return the finished plan.
+
+        Args:
+            encoder: what encoders do in this step, or None without any.
+        """
         return StepPlan(
-            self.step, self.releases, self.starts, self.appends, self.rows, self.decodes, self.copies, self.saves
+            self.step,
+            self.releases,
+            self.starts,
+            self.appends,
+            self.rows,
+            self.decodes,
+            self.copies,
+            self.saves,
+            encoder.encodes if encoder else [],
+            encoder.frees if encoder else [],
+            self.loads,
         )

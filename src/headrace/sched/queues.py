@@ -1,4 +1,4 @@
-"""The waiting requests in the order in which they may start. FCFS and priority differ only in the key.
+"""The waiting requests in the order in which they may start. Policies differ only in the key.
 
 A preempted request comes back to its old place, because its key has not changed. Must not look at blocks.
 """
@@ -14,15 +14,20 @@ from headrace.types.requests import EngineRequest
 POLICIES = ("fcfs", "priority")
 
 
-def order_key(source: EngineRequest, policy: str, sequence: int) -> tuple[int, float, int]:
+def order_key(source: EngineRequest, policy: str, ageing_s: float, sequence: int) -> tuple[float, int]:
     """Return the place of a request in the order; smaller goes first.
+
+    A request gains one priority level for every ``ageing_s`` seconds that it is older than another. Both age alike, so
+    the difference of two never changes and the key is a constant: ``priority * ageing_s + arrival_s``.
 
     Args:
         source: the request.
         policy: "fcfs" ignores ``priority``.
+        ageing_s: seconds of waiting that are worth one level of priority.
         sequence: number of the request in order of entry, which decides ties.
     """
-    return (source.priority if policy == "priority" else 0, source.arrival_s, sequence)
+    lead_s = source.priority * ageing_s if policy == "priority" else 0.0
+    return (lead_s + source.arrival_s, sequence)
 
 
 class WaitingQueue:
@@ -38,12 +43,12 @@ class WaitingQueue:
         """Put a request at its place."""
         insort(self._requests, request, key=_key)
 
-    def first(self) -> Request:
-        """Return the request that may start next.
+    def at(self, place: int) -> Request:
+        """Return the request at a place; 0 is the one that may start next.
 
-        Requires: the queue is not empty.
+        Requires: ``place < len(self)``.
         """
-        return self._requests[0]
+        return self._requests[place]
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands.
@@ -61,5 +66,5 @@ class WaitingQueue:
         return list(self._requests)
 
 
-def _key(request: Request) -> tuple[int, float, int]:
+def _key(request: Request) -> tuple[float, int]:
     return request.order_key

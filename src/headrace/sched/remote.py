@@ -187,6 +187,10 @@ class RemoteGate:
             hit = self._kv.find_hit(request.kv, request.token_ids)
         return RemoteOffer(hit, 0)
 
+    def asked_until_s(self, request: Request) -> float:
+        """Return the monotonic seconds at which a request that was told "ask later" goes on without an answer."""
+        return self._ask_until_s(self._records[request.request_id])
+
     def plan_load(self, request: Request, offer: RemoteOffer, now_s: float) -> LoadJob:
         """Give a request its hit and blocks for what comes, and make the job that fills them.
 

@@ -1,12 +1,15 @@
 """One request inside the scheduler: its state, its tokens, and how far it is computed.
 
-Must not decide anything; the scheduler does.
+Must not decide anything; the passes of the scheduler do.
 
 The tokens of a running request, with one step in flight::
 
     0          computed_tokens        planned_tokens        known_tokens
     | KV applied      | KV in flight         | still to compute    |
                       (the last of the known tokens may be samples in flight: len(token_ids) <= known_tokens)
+
+A row with drafts in flight is the one exception: ``planned_tokens`` counts its drafts, so it lies beyond
+``known_tokens`` until the result says how many of them hold. Nothing is left to compute then, so nobody plans it again.
 """
 
 from __future__ import annotations
@@ -21,20 +24,53 @@ from headrace.types.token_ids import token_array
 
 
 class RequestState(enum.Enum):
-    """Where a request is. Only RUNNING owns a slot and blocks."""
+    """Where a request is, and so what it owns.
+
+    Only RUNNING owns a slot. RUNNING, LOADING and ARRIVED own blocks. WAITING and PREEMPTED stand in the queue and may
+    start as soon as there is room; GRAMMAR, LEADER, QUOTA and LOOKUP are parked beside it until an event lets them in.
+    """
 
     WAITING = "waiting"
+    GRAMMAR = "waiting for its grammar"
+    LEADER = "waiting for a request with the same prompt"
+    QUOTA = "waiting for its tenant's quota"
+    LOOKUP = "waiting for an outside store to answer"
+    LOADING = "loading from an outside store"
+    ARRIVED = "loaded, waiting for a slot"
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
 
 
-_NEXT: dict[RequestState, tuple[RequestState, ...]] = {
-    RequestState.WAITING: (RequestState.RUNNING, RequestState.FINISHED),
-    RequestState.RUNNING: (RequestState.PREEMPTED, RequestState.FINISHED),
-    RequestState.PREEMPTED: (RequestState.RUNNING, RequestState.FINISHED),
-    RequestState.FINISHED: (),
+QUEUED = frozenset({RequestState.WAITING, RequestState.PREEMPTED})
+"""States in the waiting queue."""
+PARKED = frozenset({RequestState.GRAMMAR, RequestState.LEADER, RequestState.QUOTA, RequestState.LOOKUP})
+"""States beside the queue: they may not start, however much room there is."""
+REMOTE = frozenset({RequestState.LOADING, RequestState.ARRIVED})
+"""States that own blocks without a slot."""
+
+NEXT_STATES: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.WAITING: PARKED | {RequestState.LOADING, RequestState.RUNNING, RequestState.FINISHED},
+    RequestState.GRAMMAR: frozenset({RequestState.LEADER, RequestState.WAITING, RequestState.FINISHED}),
+    RequestState.LEADER: frozenset({RequestState.WAITING, RequestState.FINISHED}),
+    RequestState.QUOTA: frozenset({RequestState.WAITING, RequestState.FINISHED}),
+    RequestState.LOOKUP: frozenset({RequestState.WAITING, RequestState.FINISHED}),
+    # A load that fails or takes too long sends the request back, without blocks.
+    RequestState.LOADING: frozenset({RequestState.ARRIVED, RequestState.WAITING, RequestState.FINISHED}),
+    RequestState.ARRIVED: frozenset({RequestState.RUNNING, RequestState.PREEMPTED, RequestState.FINISHED}),
+    RequestState.RUNNING: frozenset({RequestState.PREEMPTED, RequestState.FINISHED}),
+    RequestState.PREEMPTED: frozenset(
+        {
+            RequestState.QUOTA,
+            RequestState.LOOKUP,
+            RequestState.LOADING,
+            RequestState.RUNNING,
+            RequestState.FINISHED,
+        }
+    ),
+    RequestState.FINISHED: frozenset(),
 }
+"""Every transition there is."""
 
 
 class Request:
@@ -43,7 +79,7 @@ class Request:
     Attributes:
         source: what the front end sent.
         request_id: copied from there, for speed.
-        order_key: requests with smaller keys go first and are preempted last.
+        order_key: requests with smaller keys go first; who needs memory takes it from larger ones.
         state: see `RequestState`; changed by `move_to`.
         slot: the worker's row while RUNNING, else None.
         kv: its block tables.
@@ -52,14 +88,16 @@ class Request:
         limit_tokens: prompt and output together never get longer.
         min_tokens: output tokens before a stop token counts.
         stop_token_ids: tokens that end it, EOS included unless ignored.
-        known_tokens: ``len(token_ids)`` plus samples in flight.
+        known_tokens: ``len(token_ids)`` plus samples in flight (of a row with drafts: one).
         planned_tokens: tokens whose KV is computed once all plans so far have run.
         computed_tokens: tokens whose KV is computed by steps that have been applied.
-        cached_tokens: length of the prefix hit at the first start, prompt only.
+        cached_tokens: prompt tokens that were there at the first start.
         preemptions: how often it lost its blocks.
         first_scheduled_s: when it first got a slot, or None.
         delta_sent: a delta has been made, so the next one need not say when it was first scheduled.
-        plain: a decode of it asks for nothing but a token, so that it can go into the plan's columns.
+        gated: its samples are masked by a grammar.
+        plain: a decode of it asks for nothing but a token **now**, so that it can go into the plan's columns.
+        plain_decodes: `plain` once its media, if any, are behind it.
         wants_prompt_logprobs: it may not use hits, because logits of all prompt positions are needed.
         prompt_logprobs_sent: how many prompt positions (from 1 on) have been delivered.
     """
@@ -69,12 +107,14 @@ class Request:
         "computed_tokens",
         "delta_sent",
         "first_scheduled_s",
+        "gated",
         "known_tokens",
         "kv",
         "limit_tokens",
         "min_tokens",
         "order_key",
         "plain",
+        "plain_decodes",
         "planned_tokens",
         "preemptions",
         "prompt_logprobs_sent",
@@ -89,7 +129,13 @@ class Request:
     )
 
     def __init__(
-        self, source: EngineRequest, *, order_key: tuple[int, float, int], limit_tokens: int, kv: SequenceKv
+        self,
+        source: EngineRequest,
+        *,
+        order_key: tuple[float, int],
+        limit_tokens: int,
+        kv: SequenceKv,
+        speculative: bool = False,
     ) -> None:
         sampling = source.sampling
         self.source = source
@@ -112,8 +158,12 @@ class Request:
         self.preemptions = 0
         self.first_scheduled_s: float | None = None
         self.delta_sent = False
-        self.plain = sampling.logprobs is None and sampling.prompt_logprobs is None and source.grammar is None
+        self.gated = source.grammar is not None
         self.wants_prompt_logprobs = sampling.prompt_logprobs is not None
+        self.plain_decodes = (
+            sampling.logprobs is None and not self.wants_prompt_logprobs and not self.gated and not speculative
+        )
+        self.plain = self.plain_decodes and not source.media
         self.prompt_logprobs_sent = 0
 
     def move_to(self, state: RequestState) -> None:
@@ -122,5 +172,13 @@ class Request:
         Raises:
             InvariantError: there is no such transition.
         """
-        invariant(state in _NEXT[self.state], f"request {self.request_id}: {self.state.value} -> {state.value}")
+        invariant(state in NEXT_STATES[self.state], f"request {self.request_id}: {self.state.name} -> {state.name}")
         self.state = state
+
+    def restart(self) -> None:
+        """Forget all progress: the blocks are gone, or none were ever there.
+
+        Mutates: the request.
+        """
+        self.planned_tokens = self.computed_tokens = 0
+        self.plain = self.plain_decodes and not self.source.media

@@ -11,12 +11,17 @@ class Totals:
 
     Attributes:
         prefix_query_tokens: known tokens of requests that looked for a hit at their first start.
-        prefix_hit_tokens: those that were found.
+        prefix_hit_tokens: those that were there, in blocks or loaded.
         preemptions: requests that lost their blocks.
         prompt_tokens: prompt tokens of requests that have started.
         generation_tokens: sampled tokens applied.
         step_tokens: tokens computed in the last applied step.
         step_s: seconds from planning to applying that step.
+        quota_skips: how often a request was passed over because of its tenant's quota.
+        timeouts: requests ended by their deadline.
+        checkpoints: copies of recurrent states planned for the prefix cache.
+        draft_tokens: drafts whose results have been applied.
+        accepted_tokens: those that held.
     """
 
     prefix_query_tokens: int = 0
@@ -26,6 +31,11 @@ class Totals:
     generation_tokens: int = 0
     step_tokens: int = 0
     step_s: float = 0.0
+    quota_skips: int = 0
+    timeouts: int = 0
+    checkpoints: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     def started(self, prompt_tokens: int, known_tokens: int, hit_tokens: int) -> None:
         """Count the first start of a request."""

@@ -68,7 +68,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     """State and running totals of the scheduler; plain numbers, no metrics library.
 
     ``running`` and ``waiting`` are requests; blocks leave the null block out: free (cached ones included) + used =
-    total.
+    total. The ``waiting_`` fields say for what some of the waiting wait: their grammar, a request with the same prompt,
+    their tenant's quota, the answer of an outside store, a load or a slot after one.
     """
 
     step: int = 0
@@ -84,6 +85,21 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     generation_tokens: int = 0
     step_tokens: int = 0
     step_s: float = 0.0
+    quota_skips: int = 0
+    timeouts: int = 0
+    checkpoints: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    waiting_grammar: int = 0
+    waiting_leader: int = 0
+    waiting_quota: int = 0
+    waiting_lookup: int = 0
+    waiting_load: int = 0
+    loaded_tokens: int = 0
+    failed_loads: int = 0
+    encoder_rows_used: int = 0
+    encoder_rows_resident: int = 0
+    reserve_share: float = 0.0
 
 
 class StepNews(msgspec.Struct, frozen=True, array_like=True):

@@ -154,7 +154,7 @@ def test_a_request_that_never_fits_is_refused_with_the_numbers(make_bench: Make)
     bench.add("a", 10, max_tokens=4)
     error = refusal(bench)
     assert (error.code, error.http_status, error.param) == ("kv_cache_too_small", 400, "max_tokens")
-    for number in ("13 tokens", "10 of them prompt", "4 blocks of 4", "3 blocks"):
+    for number in ("13 tokens", "10 of them prompt", "4 blocks of 4", "at most 3", "fits is 12"):
         assert number in error.message
     bench.add("b", 10, max_tokens=3)
     assert len(bench.step()[0].rows) == 1

@@ -17,8 +17,8 @@ Make = Callable[..., Any]
 def crowded(make_bench: Make, **config: Any) -> Any:
     """Two requests of 8 tokens on 5 blocks: the next step needs a third block for each."""
     bench = make_bench(usable_blocks=5, **config)
-    bench.add("a", 8, max_tokens=10)
-    bench.add("b", 8, max_tokens=10)
+    bench.add("a", 8, max_tokens=6)
+    bench.add("b", 8, max_tokens=6)
     return bench
 
 
@@ -115,8 +115,8 @@ def test_blocks_of_a_request_preempted_in_flight_are_not_published(make_bench: M
 
 def test_a_request_may_finish_while_it_is_preempted(make_bench: Make) -> None:
     bench = make_bench(usable_blocks=5, steps_in_flight=2)
-    bench.add("a", 8, max_tokens=10)
-    bench.add("b", 8, max_tokens=10, stop_token_ids=[42])
+    bench.add("a", 8, max_tokens=6)
+    bench.add("b", 8, max_tokens=6, stop_token_ids=[42])
     first = bench.schedule()
     second = bench.schedule()
     (delta,) = [item for item in bench.apply(first, {"b": 42}) if item.request_id == "b"]
