@@ -102,6 +102,27 @@ class EncoderGate:
                     "send a smaller item, or start the engine with a larger encoder budget",
                     param="media",
                 )
+        self._check_together(media)
+
+    def _check_together(self, media: Sequence[MediaSpan]) -> None:
+        """Refuse items that no step could have at once: the first row needs all those without positions, and one more.
+
+        Raises:
+            MediaTooLargeError: they need more than the budget of a step, or than the cache and what passes beside it.
+        """
+        first = {span.identifier: span.rows for span in media if not span.tokens}
+        if not first:
+            return
+        for span in media:
+            rows = list((first | {span.identifier: span.rows}).values())
+            kept = sum(count for count in rows if count <= self.cache.capacity_rows)
+            if sum(rows) > self._budget_rows or kept > self.cache.capacity_rows:
+                raise MediaTooLargeError(
+                    f"media items with {sum(rows)} encoder rows are needed at once, and a step encodes at most "
+                    f"{self._budget_rows} and keeps at most {self.cache.capacity_rows}: send fewer or smaller items, "
+                    "or start the engine with a larger encoder budget and cache",
+                    param="media",
+                )
 
     def fit(self, request_id: RequestId, media: Sequence[MediaSpan], start: int, tokens: int) -> EncoderFit:
         """Return how many of the tokens ``[start, start + tokens)`` may run in this step. Changes nothing.
