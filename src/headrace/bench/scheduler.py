@@ -7,7 +7,6 @@ not. Must not import torch.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from headrace.base.ids import RequestId
 from headrace.bench.report import SchedulerCell, SchedulerReport, environment, percentile, say
 from headrace.config import SchedulerConfig
 from headrace.config.option import option
+from headrace.engine.collector import Collector
 from headrace.kv.budget import make_layout
 from headrace.kv.prefix_hash import block_hashes
 from headrace.parallel.rank_process import ENCODER, Execute
@@ -145,11 +145,15 @@ class Cell:
         """Fill the scheduler, let it settle, and measure the steps."""
         options, kept = self._options, Samples()
         self._fill()
-        gc.collect()
-        for _ in range(_WARMUP_STEPS):
-            self._step(Samples())
-        for _ in range(options.steps):
-            self._step(kept)
+        collector = Collector()
+        collector.settle(0.0)  # as in the core process
+        try:
+            for _ in range(_WARMUP_STEPS):
+                self._step(Samples())
+            for _ in range(options.steps):
+                self._step(kept)
+        finally:
+            collector.close()
         return kept
 
     def _fill(self) -> None:

@@ -23,6 +23,7 @@ import zmq
 from headrace.base.clock import SystemClock
 from headrace.base.errors import ConfigError, HeadraceError, ProtocolError, RequestError
 from headrace.base.log import get_logger, setup_logging
+from headrace.engine.collector import Collector
 from headrace.engine.core_launch import CoreLaunch, read_launch
 from headrace.engine.flight_record import FlightRecorder
 from headrace.observe.startup import StartupTable
@@ -98,6 +99,8 @@ class CoreServer:
         self._stop = stop
         self._startup = startup
         self._events: KvEventPublisher | None = None
+        self._clock = SystemClock()
+        self._collector = Collector()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         for option in (zmq.SNDHWM, zmq.RCVHWM):
@@ -114,10 +117,12 @@ class CoreServer:
         core = None
         try:
             core = self._start_core()
+            self._collector.settle(self._clock.now_s())
             while not self._stop.requested:
                 self._receive(core)
                 if core.has_work and not self._stop.requested:
                     self._send(core.step())
+                    self._collector.stepped(self._clock.now_s())
             return 0
         except Exception as error:
             text = traceback.format_exc()
@@ -148,7 +153,7 @@ class CoreServer:
         core = EngineCore(
             launch.config,
             executor,
-            SystemClock(),
+            self._clock,
             startup=self._startup,
             record=recorder.record,
             publish=self._publish if wanted else None,
@@ -176,6 +181,8 @@ class CoreServer:
     def _receive(self, core: Any) -> None:
         """Take all messages that are there; wait for one only if there is nothing else to do."""
         if not core.has_work:
+            if not self._poller.poll(0):
+                self._collector.rest(self._clock.now_s())
             self._poller.poll()
         if self._events is not None:
             self._events.serve()
