@@ -346,7 +346,7 @@ class RemoteGate:
             if kind == "recurrent":
                 parts.append(NO_GROUP_HIT)
             elif kind == "cross":
-                parts.append(part)
+                parts.append(GroupHit(tokens, part.table))
             else:
                 blocks = tokens // layout.block_tokens
                 invariant(
