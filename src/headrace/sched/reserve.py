@@ -62,6 +62,7 @@ class FutureUse:
                 self._bounds_tokens.append(most * group.block_tokens)
             else:
                 self._bounds_tokens.append(_NEVER_TOKENS)
+        self._bounded = any(bound < _NEVER_TOKENS for bound in self._bounds_tokens)
 
     def settle(self, *, preempted: bool, running: bool) -> None:
         """Adapt the share at the end of a pass.
@@ -90,9 +91,12 @@ class FutureUse:
 
     def growth_tokens(self, request: Request) -> list[int]:
         """Return per group by how many tokens the tables of a request may still grow."""
-        known, limit = request.known_tokens, request.limit_tokens
-        limit = min(limit, known + HORIZON_TOKENS)
-        return [max(0, min(limit, bound) - known) for bound in self._bounds_tokens]
+        known = request.known_tokens
+        more = min(request.limit_tokens - known, HORIZON_TOKENS)
+        if not self._bounded:
+            # One or many groups that keep everything: the common case, for each running request of a pass.
+            return [more] * len(self._bounds_tokens)
+        return [max(0, min(more, bound - known)) for bound in self._bounds_tokens]
 
     def missing_blocks(self, request: Request) -> list[int]:
         """Return per group what a request that holds blocks lacks for its known tokens."""
@@ -130,8 +134,11 @@ class Claims:
             for index, missing in enumerate(self._future.missing_blocks(request)):
                 self.blocks[index] += missing
         if self._future.share:
-            for index, more in enumerate(self._future.growth_tokens(request)):
-                self.tokens[index] += more
+            more = self._future.growth_tokens(request)
+            if len(more) == 1:
+                self.tokens[0] += more[0]
+            else:
+                self.tokens = [have + some for have, some in zip(self.tokens, more, strict=True)]
 
     def kept_blocks(self, newcomer: Request) -> list[int]:
         """Return per group what must stay free when a request starts: all claims, and its own future share."""
