@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from headrace.base.errors import ConfigError, invariant
+from headrace.base.errors import ConfigError, InvariantError, invariant
 from headrace.base.ids import NULL_BLOCK, BlockId
 from headrace.kv.budget import group_need_blocks
 from headrace.kv.checkpoints import Checkpoints
@@ -284,6 +284,15 @@ class KvCoordinator:
         Mutates: ``sequence``, the pools.
         """
         groups, tables = self.groups, sequence.tables
+        if len(groups) == 1:
+            # The common case, some times in every step.
+            group, table = groups[0], tables[0]
+            count_blocks = group.blocks_needed(len(table), tokens, sequence.encoder_tokens)
+            if count_blocks > group.pool.free_blocks:
+                return None
+            blocks = group.allocate(table, count_blocks) if count_blocks else []
+            self._measure_room(sequence)
+            return [blocks]
         missing = [
             group.blocks_needed(len(table), tokens, sequence.encoder_tokens)
             for group, table in zip(groups, tables, strict=True)
@@ -357,7 +366,8 @@ class KvCoordinator:
 
         Mutates: ``sequence``, the pools.
         """
-        invariant(not sequence.arriving_tokens, "a sequence whose beginning is still arriving has computed something")
+        if sequence.arriving_tokens:
+            raise InvariantError("a sequence whose beginning is still arriving has computed something")
         if sequence.cacheable:
             # Before anything is freed: what falls behind now can still be hit.
             self._publication.publish(sequence, token_ids, computed_tokens)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import enum
 import functools
-import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +22,7 @@ import msgspec
 from blake3 import blake3
 
 from headrace.types.requests import EmbedsSpan, EngineRequest, MediaSpan
+from headrace.types.token_ids import TOKEN_BYTES, encode_tokens, token_array
 
 HASH_BYTES = 32
 MAX_TOKEN_ID = 2**32 - 1
@@ -159,9 +160,10 @@ def unit_extras(extras: HashExtras, unit: int, hash_tokens: int) -> list[ExtraKe
     return keys
 
 
-@functools.cache
-def _packer(hash_tokens: int) -> struct.Struct:
-    return struct.Struct(f"<{hash_tokens}I")
+def _packed(token_ids: Sequence[int], start: int, end: int) -> bytes:
+    """Return some token ids as bytes, four each, little-endian; one out of range is an `OverflowError`."""
+    part = token_ids[start:end]
+    return encode_tokens(part if isinstance(part, array) else token_array(part))
 
 
 def extend_block_hashes(
@@ -188,10 +190,11 @@ def extend_block_hashes(
     missing = range(len(hashes), len(token_ids) // hash_tokens)
     if not missing:
         return
-    packer, has_spans = _packer(hash_tokens), bool(extras.spans)
+    packed, has_spans = _packed(token_ids, missing.start * hash_tokens, missing.stop * hash_tokens), bool(extras.spans)
     parent = hashes[-1] if hashes else root
-    for unit in missing:
-        content = parent + packer.pack(*token_ids[unit * hash_tokens : (unit + 1) * hash_tokens])
+    size = hash_tokens * TOKEN_BYTES
+    for place, unit in enumerate(missing):
+        content = parent + packed[place * size : (place + 1) * size]
         if has_spans or not unit:
             content += b"".join(key.encoded() for key in unit_extras(extras, unit, hash_tokens))
         parent = blake3(content).digest()

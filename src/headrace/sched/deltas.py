@@ -98,6 +98,7 @@ def _first_scheduled_s(request: Request) -> float | None:
     if request.delta_sent:
         return None
     request.delta_sent = True
+    request.news_at_tokens = request.limit_tokens
     return request.first_scheduled_s
 
 

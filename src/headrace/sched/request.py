@@ -89,6 +89,8 @@ class Request:
         min_tokens: output tokens before a stop token counts.
         stop_token_ids: tokens that end it, EOS included unless ignored.
         known_tokens: ``len(token_ids)`` plus samples in flight (of a row with drafts: one).
+        quiet_tokens: a decode with fewer known tokens needs no look at limit, blocks or checkpoints; 0 if it may.
+        news_at_tokens: so many applied tokens bring news beyond a token; 0 while the first news are not sent.
         planned_tokens: tokens whose KV is computed once all plans so far have run.
         computed_tokens: tokens whose KV is computed by steps that have been applied.
         cached_tokens: prompt tokens that were there at the first start.
@@ -112,6 +114,7 @@ class Request:
         "kv",
         "limit_tokens",
         "min_tokens",
+        "news_at_tokens",
         "order_key",
         "plain",
         "plain_decodes",
@@ -119,6 +122,7 @@ class Request:
         "preemptions",
         "prompt_logprobs_sent",
         "prompt_tokens",
+        "quiet_tokens",
         "request_id",
         "slot",
         "source",
@@ -154,6 +158,8 @@ class Request:
         self.known_tokens = len(self.token_ids)
         self.planned_tokens = 0
         self.computed_tokens = 0
+        self.quiet_tokens = 0
+        self.news_at_tokens = 0
         self.cached_tokens = 0
         self.preemptions = 0
         self.first_scheduled_s: float | None = None
@@ -180,5 +186,5 @@ class Request:
 
         Mutates: the request.
         """
-        self.planned_tokens = self.computed_tokens = 0
+        self.planned_tokens = self.computed_tokens = self.quiet_tokens = 0
         self.plain = self.plain_decodes and not self.source.media

@@ -33,33 +33,49 @@ class RunningPass:
     def plan_decodes(self, draft: StepDraft) -> list[Request]:
         """Plan every running request that lacks one token; return those that lack more.
 
-        This is the hot loop: about a microsecond a request, and nothing that grows with the context.
+        This is the hot loop: a fraction of a microsecond a request, and nothing that grows with the context.
 
         Mutates: ``draft``, requests, blocks.
         """
         prefills: list[Request] = []
-        decodes, decoding, running = draft.decodes, draft.decoding, RequestState.RUNNING
+        decodes, decoding = draft.decodes, draft.decoding
+        counted = 0
         for request in list(self._roster.running.values()):
-            known_tokens, start = request.known_tokens, request.planned_tokens
-            if known_tokens - start != 1:
+            known_tokens = request.known_tokens
+            if request.planned_tokens + 1 != known_tokens:
                 prefills.append(request)
-                continue
-            # At its limit, it only waits for the result of its last sample. A victim of this step is not running.
-            if known_tokens >= request.limit_tokens or request.state is not running:
-                continue
-            if known_tokens > request.kv.covered_tokens and not self._grow(request, known_tokens, draft):
-                continue
-            if not request.plain:
-                self._plan_other_decode(request, draft)
-                continue
-            decodes.append(request.slot)  # type: ignore[arg-type]
-            decoding.append(request)
-            draft.budget_tokens -= 1
-            request.planned_tokens = known_tokens
-            request.known_tokens = known_tokens + 1
-            if known_tokens >= request.kv.save_at_tokens:
-                self._save(request, draft)
+            elif known_tokens < request.quiet_tokens:
+                decodes.append(request.slot)  # type: ignore[arg-type]
+                decoding.append(request)
+                request.planned_tokens = known_tokens
+                request.known_tokens = known_tokens + 1
+            else:
+                # Somebody may be preempted now, and taken out of the draft, so the budget must be right.
+                draft.budget_tokens -= len(decodes) - counted
+                self._look_at_decode(request, draft)
+                counted = len(decodes)
+        draft.budget_tokens -= len(decodes) - counted
         return prefills
+
+    def _look_at_decode(self, request: Request, draft: StepDraft) -> None:
+        """Plan a decode for which there may be something to do beside: blocks, checkpoints, its end."""
+        known_tokens = request.known_tokens
+        # At its limit, it only waits for the result of its last sample. A victim of this step is not running.
+        if known_tokens >= request.limit_tokens or request.state is not RequestState.RUNNING:
+            return
+        if known_tokens > request.kv.covered_tokens and not self._grow(request, known_tokens, draft):
+            return
+        if not request.plain:
+            self._plan_other_decode(request, draft)
+            return
+        draft.decodes.append(owned_slot(request))
+        draft.decoding.append(request)
+        draft.budget_tokens -= 1
+        request.planned_tokens = known_tokens
+        request.known_tokens = known_tokens + 1
+        if known_tokens >= request.kv.save_at_tokens:
+            self._save(request, draft)
+        request.quiet_tokens = min(request.limit_tokens, request.kv.covered_tokens + 1, request.kv.save_at_tokens)
 
     def plan_prefills(self, draft: StepDraft, prefills: Sequence[Request], *, others_wait: bool) -> int:
         """Plan running requests that lack more than one token; return how many there are.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from headrace.base.errors import ConfigError, invariant
 from headrace.base.ids import RequestId, StepId
@@ -179,7 +178,7 @@ class Scheduler:
             encoder_rows_used=encoder.cache.used_rows if encoder else 0,
             encoder_rows_resident=encoder.cache.resident_rows if encoder else 0,
             reserve_share=self._future.share,
-            **asdict(roster.totals),
+            **vars(roster.totals),
         )
 
     def take_events(self) -> list[KvEvent]:

@@ -44,12 +44,14 @@ class SettlingPass:
         for index, why in result.decode_errors:
             if flight.decoding[index].state is not RequestState.FINISHED:
                 deltas.append(self._fail(flight.decoding[index], why))
-        request_ids: list[RequestId] = []
-        token_ids: list[int] = []
-        others = len(deltas)
+        dropped = 0
+        # Who does not belong into the columns; mostly nobody.
+        apart: set[RequestId] = set()
         lost, finished, advance = flight.preempted_ids, RequestState.FINISHED, self._kv.advance
         for request, token in zip(flight.decoding, result.decode_tokens, strict=True):
             if request.state is finished:
+                apart.add(request.request_id)
+                dropped += 1
                 continue
             known_ids = request.token_ids
             # A request preempted since then owns no KV any more; its sample is as good as ever.
@@ -58,13 +60,15 @@ class SettlingPass:
                 if computed_tokens >= request.kv.advance_at_tokens:
                     advance(request.kv, known_ids, computed_tokens)
             known_ids.append(token)
-            if token in request.stop_token_ids or len(known_ids) >= request.limit_tokens or not request.delta_sent:
+            if len(known_ids) >= request.news_at_tokens or token in request.stop_token_ids:
+                apart.add(request.request_id)
                 deltas.append(token_delta(request, token, self._end_of(request)))
-            else:
-                request_ids.append(request.request_id)
-                token_ids.append(token)
-        self._roster.totals.generation_tokens += len(token_ids) + len(deltas) - others
-        return request_ids, token_ids
+        self._roster.totals.generation_tokens += len(flight.decoding) - dropped
+        if not apart:
+            return [request.request_id for request in flight.decoding], result.decode_tokens
+        pairs = zip(flight.decoding, result.decode_tokens, strict=True)
+        told = [(request.request_id, token) for request, token in pairs if request.request_id not in apart]
+        return [request_id for request_id, _ in told], [token for _, token in told]
 
     def apply_rows(self, flight: Flight, result: StepResult, deltas: list[RequestDelta]) -> None:
         """Settle the rows.
