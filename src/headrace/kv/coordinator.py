@@ -243,6 +243,9 @@ class KvCoordinator:
         Requires: its demand was free (`has_free` with this hit) and nothing was allocated since.
         """
         invariant(not any(sequence.tables), "a sequence that holds blocks cannot be started")
+        if sequence.alone:
+            # Others may have run and cached something since `restart_alone`.
+            self.forget_idle()
         copies = self._hit_tables.place(sequence, hit, tokens, external_tokens)
         end_tokens = hit.tokens + external_tokens
         sequence.published_units = hit.tokens // self.hash_tokens
