@@ -93,7 +93,7 @@ class Publication:
         Args:
             sequence: of the save.
             token_ids: its known tokens; all before the boundary are hashed.
-            save: its step is applied.
+            save: its step is applied, and `publish` has been called for that: it has looked after the watch.
 
         Mutates: the pools.
         """
@@ -103,7 +103,6 @@ class Publication:
             if self._pools[index].find(sequence.hashes[unit]) is None:
                 self._publish_unit(index, block, unit, sequence, token_ids)
             self._pools[index].free([block])
-        self.watched_published |= sequence.hashes[unit] in self._watched
 
     def _publish_unit(
         self, index: int, block: BlockId, unit: int, sequence: SequenceKv, token_ids: Sequence[int]

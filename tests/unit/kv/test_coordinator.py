@@ -147,6 +147,10 @@ def test_windows_need_no_more_than_window_and_batch() -> None:
     assert demand == [250, (8 + 32) // 4 + 1, -(-(7 + 32) // 4)]
     kv.start(sequence, kv.no_hit(), 16)
     assert kv.missing_blocks(sequence, 1000) == [246, 11 - 4, 10 - 4]
+    ahead = new(kv, prompt_tokens=1000)
+    kv.start(ahead, kv.no_hit(), 48)
+    assert kv.missing_blocks(ahead, 1000) == [238, 0, 0], "more than it should ever hold"
+    kv.release(ahead)
     tokens, most = list(range(1000)), [0, 0, 0]
     for planned in range(32, 1001, 16):
         assert kv.grow(sequence, planned) is not None

@@ -74,6 +74,19 @@ def test_without_another_block_what_lies_behind_is_lost() -> None:
     assert free_of(kv) == [0]
 
 
+def test_what_is_computed_again_is_published_again() -> None:
+    kv = make_kv((full(), 8, 2), hash_tokens=2)
+    kv.release(computed(kv, TOKENS, 14))
+    guest = new(kv)
+    hit = kv.find_hit(guest, TOKENS[:14])
+    assert hit.tokens == 12, "a token must be left to compute"
+    assert kv.start(guest, hit, 14) == []
+    hashes = tuple(block_hashes(TOKENS[:14], 2))
+    assert kv.memory.pools[0].hashes_of(guest.tables[0][1]) == hashes[4:6]
+    kv.advance(guest, TOKENS[:14], 14)
+    assert kv.memory.pools[0].hashes_of(guest.tables[0][1]) == hashes[4:]
+
+
 def test_a_block_that_began_as_a_copy_gives_up_the_right_hashes() -> None:
     kv = make_kv((full(), 8, 2), hash_tokens=2)
     first = computed(kv, TOKENS, 3)
