@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from headrace.base.errors import ConfigError, InsufficientMemoryError, invariant
-from headrace.kv.geometry import ALIGN_BYTES, Geometry, choose_geometry
+from headrace.kv.geometry import Kind, choose_geometry
 from headrace.types.cache_specs import (
     CacheSpec,
     ChunkedLocalSpec,
     CompressedSpec,
     CrossAttentionSpec,
+    FullAttentionSpec,
     GroupLayout,
     IndexKeysSpec,
     KvLayout,
+    LatentSpec,
     LayerCache,
     NoCacheSpec,
     RecurrentSpec,
@@ -29,6 +32,15 @@ from headrace.types.cache_specs import (
 )
 
 _UNBOUNDED_TOKENS = 1 << 40
+_NULL_BLOCKS = 1
+_VIEW_BYTES = 16
+"""Granules are multiples of it, so that a strided view of any element type begins on an element."""
+_USUAL_TOKENS = 4096
+"""Length of the sequence for which granule and extent are chosen."""
+_MOST_TOKENS = 64
+"""A block of attention holds no more tokens unless it is asked for or a compression ratio demands it."""
+_SMALL = 4
+"""A block is small if another group's is so many times larger."""
 
 
 def group_need_blocks(
@@ -127,14 +139,15 @@ def fixed_layout(
     members, shared = group_layers(layer_caches)
     sizes = [block_tokens] * len(members) if isinstance(block_tokens, int) else list(block_tokens)
     counts = [usable_blocks] * len(members) if isinstance(usable_blocks, int) else list(usable_blocks)
-    groups = _groups(members, sizes)
-    if not groups:
-        return KvLayout([], ALIGN_BYTES, 0, 0, shared)
-    padded = [-(-group.block_bytes() // 16) * 16 for group in groups]
+    if not members:
+        return KvLayout([], _VIEW_BYTES, 0, 0, shared)
+    padded = [
+        _aligned(layers[0].spec.block_bytes(tokens) * len(layers))
+        for layers, tokens in zip(members, sizes, strict=True)
+    ]
     granule_bytes = math.gcd(*padded)
-    granules = [size // granule_bytes for size in padded]
-    geometry = Geometry(granule_bytes, max(granules), granules, [0.0] * len(groups))
-    return _cut(groups, geometry, _extents_for(geometry, counts), shared)
+    cutting = _cutting(members, sizes, granule_bytes, max(padded) // granule_bytes, shared)
+    return cutting.layout(cutting.extents_for(counts))
 
 
 def make_layout(
@@ -164,18 +177,17 @@ def make_layout(
     invariant(bytes_available is not None or num_blocks_override is not None, "neither bytes nor blocks are given")
     members, shared = group_layers(layer_caches)
     if not members:
-        return KvLayout([], ALIGN_BYTES, 0, 0, shared)
-    groups = _groups(members, [_block_tokens(layers[0].spec, block_tokens) for layers in members])
-    geometry = _geometry(groups)
-    counts = [num_blocks_override or 1] * len(groups)
-    extents = _extents_for(geometry, counts)
+        return KvLayout([], _VIEW_BYTES, 0, 0, shared)
+    cutting = _choose(members, block_tokens, shared)
+    extents = cutting.extents_for([num_blocks_override or 1] * len(cutting.groups))
     if bytes_available is not None:
-        usable_bytes = bytes_available - max(geometry.block_granules) * geometry.granule_bytes
-        fitting = max(0, usable_bytes // (geometry.extent_granules * geometry.granule_bytes))
+        extent_bytes = cutting.extent_granules * cutting.granule_bytes
+        usable_bytes = bytes_available - cutting.layout(0).null_granules * cutting.granule_bytes
+        fitting = max(0, usable_bytes // extent_bytes)
         if fitting < extents:
-            raise _too_little(groups, geometry, bytes_available, extents, max_model_len)
+            raise _too_little(cutting, bytes_available, extents, max_model_len)
         extents = fitting if num_blocks_override is None else extents
-    return _cut(groups, geometry, extents, shared)
+    return cutting.layout(extents)
 
 
 def group_layers(layer_caches: Sequence[LayerCache]) -> tuple[list[list[LayerCache]], list[tuple[int, int]]]:
@@ -205,71 +217,135 @@ def group_layers(layer_caches: Sequence[LayerCache]) -> tuple[list[list[LayerCac
     return list(members.values()), shared
 
 
-def _groups(members: Sequence[Sequence[LayerCache]], sizes: Sequence[int]) -> list[GroupLayout]:
+@dataclass(frozen=True)
+class _Cutting:
+    """Groups whose ``num_blocks`` is not known yet, and the sizes of granules and extents.
+
+    Attributes:
+        groups: with ``block_granules``.
+        granule_bytes: of a granule.
+        extent_granules: of an extent; of one group alone a single block.
+        shared: (layer, layer whose cache it reads).
+    """
+
+    groups: list[GroupLayout]
+    granule_bytes: int
+    extent_granules: int
+    shared: list[tuple[int, int]]
+
+    def extents_for(self, counts: Sequence[int]) -> int:
+        """Return the extents in which every group has so many blocks at once."""
+        return sum(
+            -(-count // (self.extent_granules // group.block_granules))
+            for count, group in zip(counts, self.groups, strict=True)
+        )
+
+    def layout(self, extents: int) -> KvLayout:
+        """Return the layout with so many extents; one group alone has them as a single one, for good."""
+        groups = [
+            msgspec.structs.replace(
+                group, num_blocks=_NULL_BLOCKS + extents * (self.extent_granules // group.block_granules)
+            )
+            for group in self.groups
+        ]
+        if len(groups) == 1:
+            return KvLayout(groups, self.granule_bytes, self.extent_granules * extents, 1, self.shared)
+        return KvLayout(groups, self.granule_bytes, self.extent_granules, extents, self.shared)
+
+
+def _cutting(
+    members: Sequence[Sequence[LayerCache]],
+    sizes: Sequence[int],
+    granule_bytes: int,
+    extent_granules: int,
+    shared: list[tuple[int, int]],
+) -> _Cutting:
     groups = []
     for index, (layers, tokens) in enumerate(zip(members, sizes, strict=True)):
         spec = layers[0].spec
         parts = [layer.part for layer in layers]
-        groups.append(
-            GroupLayout(
-                group=index,
-                spec=spec,
-                layer_indices=[layer.layer_index for layer in layers],
-                block_tokens=0 if isinstance(spec, RecurrentSpec) else tokens,
-                num_blocks=1,
-                parts=parts if any(part != "kv" for part in parts) else [],
-            )
+        group = GroupLayout(
+            group=index,
+            spec=spec,
+            layer_indices=[layer.layer_index for layer in layers],
+            block_tokens=0 if isinstance(spec, RecurrentSpec) else tokens,
+            num_blocks=_NULL_BLOCKS,
+            parts=parts if any(part != "kv" for part in parts) else [],
         )
-    return groups
+        granules = -(-group.block_bytes() // granule_bytes)
+        groups.append(msgspec.structs.replace(group, block_granules=granules))
+    return _Cutting(groups, granule_bytes, extent_granules, shared)
 
 
-def _block_tokens(spec: CacheSpec, block_tokens: int) -> int:
-    """Return the tokens of a group's block: what was asked for, or the next multiple of a compression ratio."""
-    ratio = spec.ratio_tokens if isinstance(spec, CompressedSpec | IndexKeysSpec) else 1
-    return math.lcm(ratio, block_tokens)
+def _choose(members: Sequence[Sequence[LayerCache]], block_tokens: int, shared: list[tuple[int, int]]) -> _Cutting:
+    """Choose the tokens of each group's blocks, the pieces of large blocks, granule and extent."""
+    sizes = _sizes_tokens([(layers[0].spec, len(layers)) for layers in members], block_tokens)
+    if len(members) == 1:
+        # One group alone pads nothing and strands nothing.
+        block_bytes = members[0][0].spec.block_bytes(sizes[0]) * len(members[0])
+        return _cutting(members, sizes, _aligned(block_bytes), 1, shared)
+    kinds = []
+    for group in _cutting(members, sizes, 1, 1, []).groups:
+        blocks = group_need_blocks(group, _USUAL_TOKENS, batch_tokens=1, in_flight=1, encoder_tokens=_USUAL_TOKENS)
+        layers = len(group.layer_indices)
+        kinds.append(Kind(layers, group.block_bytes() // layers, blocks, not isinstance(group.spec, RecurrentSpec)))
+    geometry = choose_geometry(kinds)
+    split: list[Sequence[LayerCache]] = []
+    tokens: list[int] = []
+    for members_of, size, pieces in zip(members, sizes, geometry.pieces, strict=True):
+        first = 0
+        for count in pieces:
+            split.append(members_of[first : first + count])
+            tokens.append(size)
+            first += count
+    return _cutting(split, tokens, geometry.granule_bytes, geometry.extent_granules, shared)
 
 
-def _geometry(groups: Sequence[GroupLayout]) -> Geometry:
-    """Return how memory is cut for groups whose block tokens are known. One group alone pads nothing."""
-    if len(groups) == 1:
-        return Geometry(-(-groups[0].block_bytes() // 16) * 16, 1, [1], [0.0])
-    return choose_geometry([group.block_bytes() for group in groups], [1.0] * len(groups))
+def _aligned(count_bytes: int) -> int:
+    """Return bytes rounded up so that a strided view of any element type begins on an element."""
+    return -(-count_bytes // _VIEW_BYTES) * _VIEW_BYTES
 
 
-def _extents_for(geometry: Geometry, counts: Sequence[int]) -> int:
-    """Return the extents in which every group has so many blocks at once."""
-    return sum(
-        -(-count // (geometry.extent_granules // size))
-        for count, size in zip(counts, geometry.block_granules, strict=True)
-    )
+def _sizes_tokens(groups: Sequence[tuple[CacheSpec, int]], block_tokens: int) -> list[int]:
+    """Return the tokens of a block of each group, given spec and layers.
 
-
-def _cut(groups: Sequence[GroupLayout], geometry: Geometry, extents: int, shared: list[tuple[int, int]]) -> KvLayout:
-    """Return the layout with so many extents; one group alone has them as a single one, for good."""
-    extent_granules = geometry.extent_granules
-    if len(groups) == 1:
-        extent_granules, extents = extent_granules * extents, 1
-    cut = [
-        msgspec.structs.replace(group, num_blocks=1 + extents * (extent_granules // size), block_granules=size)
-        for group, size in zip(groups, geometry.block_granules, strict=True)
+    What was asked for, or the next multiple of a compression ratio. A group that keeps all tokens in blocks far
+    smaller than those of another group (windows and states apart) takes larger ones, to save bookkeeping: up to
+    `_MOST_TOKENS`, or one more doubling of a larger ratio. Hits do not become coarser: they end at hash units.
+    """
+    sizes = [
+        math.lcm(spec.ratio_tokens, block_tokens) if isinstance(spec, CompressedSpec | IndexKeysSpec) else block_tokens
+        for spec, _ in groups
     ]
-    return KvLayout(cut, geometry.granule_bytes, extent_granules, extents, shared)
+    largest = max(
+        (
+            spec.block_bytes(tokens) * layers
+            for (spec, layers), tokens in zip(groups, sizes, strict=True)
+            if not isinstance(spec, RecurrentSpec)
+        ),
+        default=0,
+    )
+    for place, (spec, layers) in enumerate(groups):
+        if isinstance(spec, FullAttentionSpec | LatentSpec | CompressedSpec | IndexKeysSpec):
+            most = max(_MOST_TOKENS, 2 * sizes[place] if sizes[place] > _MOST_TOKENS else 0)
+            while 2 * sizes[place] <= most and _SMALL * spec.block_bytes(sizes[place]) * layers <= largest:
+                sizes[place] *= 2
+    return sizes
 
 
-def _too_little(
-    groups: Sequence[GroupLayout], geometry: Geometry, bytes_available: int, extents: int, max_model_len: int
-) -> InsufficientMemoryError:
-    least_bytes = _cut(groups, geometry, extents, []).total_bytes()
+def _too_little(cutting: _Cutting, bytes_available: int, extents: int, max_model_len: int) -> InsufficientMemoryError:
+    least = cutting.layout(extents)
     need = [
         group_need_blocks(group, max_model_len, batch_tokens=max_model_len, in_flight=1, encoder_tokens=1)
-        for group in groups
+        for group in cutting.groups
     ]
-    sequence_bytes = _cut(groups, geometry, _extents_for(geometry, need), []).total_bytes()
-    blocks = ", ".join(f"{kind_of(group.spec)} {group.block_bytes():,}" for group in groups)
-    usable = extents * geometry.extent_granules // max(geometry.block_granules)
+    sequence_bytes = cutting.layout(cutting.extents_for(need)).total_bytes()
+    blocks = ", ".join(f"{kind_of(group.spec)} {group.block_bytes():,}" for group in cutting.groups)
+    usable = min(group.num_blocks for group in least.groups) - _NULL_BLOCKS
     return InsufficientMemoryError(
-        f"the KV cache has {bytes_available:,} bytes, but {usable} usable blocks and the null block take "
-        f"{least_bytes:,} bytes (bytes of one block: {blocks}); one sequence of {max_model_len} tokens takes "
-        f"{sequence_bytes:,} bytes: raise --kv-cache-memory-bytes, or lower --block-size or --num-blocks-override",
+        f"the KV cache has {bytes_available:,} bytes, but {usable} usable block{'s' * (usable != 1)} and the null "
+        f"block take {least.total_bytes():,} bytes (bytes of one block: {blocks}); one sequence of {max_model_len} "
+        f"tokens takes {sequence_bytes:,} bytes: raise --kv-cache-memory-bytes, or lower --block-size or "
+        "--num-blocks-override",
         param="kv_cache_memory_bytes",
     )

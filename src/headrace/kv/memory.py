@@ -6,8 +6,8 @@ sequences, tokens or hits; it never moves or copies a block.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from array import array
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
 
 from headrace.base.errors import InvariantError, invariant
@@ -64,14 +64,15 @@ class KvMemory:
         invariant(layout.granule_bytes > 0 and layout.num_extents > 0, "a layout without granules has no memory")
         self.layout = layout
         self._first_granule = layout.null_granules
-        end = self._first_granule + layout.extent_granules * layout.num_extents
-        references = [0] * end
         inflation = Inflation()
-        self._references = references
         self._rows: list[ExtentRows] = []
         self.pools: list[BlockPool] = []
         self._unassigned: list[int] = []
         single = len(layout.groups) == 1
+        # A list is read a little faster. Granules of several groups are far more than blocks, so they are kept small.
+        ids = self._first_granule + layout.extent_granules * layout.num_extents
+        references: MutableSequence[int] = [0] * ids if single else array("i", [0]) * ids
+        self._references = references
         for group in layout.groups:
             usable = layout.extent_granules // group.block_granules
             invariant(usable > 0, f"group {group.group}: a block is larger than an extent")
@@ -83,7 +84,6 @@ class KvMemory:
                     first_granule=self._first_granule,
                     extent_granules=layout.extent_granules,
                     block_granules=group.block_granules,
-                    borrow=functools.partial(self._lend, len(self._rows)),
                 )
                 self._rows.append(placement)
             policy = make_policy(eviction, inflation, _worth(group))

@@ -1,16 +1,17 @@
 """Where a pool's free blocks lie and which are handed out next, so that whole extents come back.
 
 `SingleRow` serves a memory with one group: all blocks for good, no extents to give back. `ExtentRows` serves a memory
-that several groups share: a sequence goes on in the extent of its last block, a large one takes an extent of its own,
-and small ones fill the fullest. Must not know hashes, references or other groups.
+that several groups share: a sequence goes on in the extent of its last block, else in the fullest that has room, so
+that the emptiest come back; a wholly plain extent is begun last. Must not know hashes, references or other groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from headrace.base.ids import BlockId
+from headrace.base.ids import NULL_BLOCK, BlockId
 
 _LEVELS = 32
 """Extents are sorted by fullness into so many classes."""
@@ -134,29 +135,26 @@ class Extent:
 class ExtentRows:
     """Blocks of the extents that a group has for now. See `Placement`."""
 
-    def __init__(
-        self, *, first_granule: int, extent_granules: int, block_granules: int, borrow: Callable[[], bool]
-    ) -> None:
+    def __init__(self, *, first_granule: int, extent_granules: int, block_granules: int) -> None:
         """Make rows without an extent.
 
         Args:
             first_granule: where extent 0 begins.
             extent_granules: granules of an extent.
             block_granules: granules of a block of this group.
-            borrow: lends one more unassigned extent to this pool, or returns False.
         """
         self._first, self._extent_granules, self._block_granules = first_granule, extent_granules, block_granules
         self.extent_blocks = extent_granules // block_granules
-        self._borrow = borrow
         self.extents: dict[int, Extent] = {}
         self.plain_blocks = 0
         self.returned: list[int] = []
         """Extents that have become empty since the owner of the memory last looked."""
-        self.idle_extents: dict[int, None] = {}
+        # Ordered dictionaries: the first key of a plain one is slow to find once many before it are deleted.
+        self.idle_extents: OrderedDict[int, None] = OrderedDict()
         """Extents without an owned block that still cache something; the longest idle first."""
-        self.empty_extents: dict[int, None] = {}
+        self.empty_extents: OrderedDict[int, None] = OrderedDict()
         """Extents in which every block is plain: just lent, not used yet."""
-        self._by_level: list[dict[int, None]] = [{} for _ in range(_LEVELS + 1)]
+        self._by_level: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(_LEVELS + 1)]
 
     @property
     def own_blocks(self) -> int:
@@ -194,24 +192,24 @@ class ExtentRows:
 
     def take(self, count_blocks: int, table: Sequence[BlockId]) -> list[BlockId]:
         """See `Placement`."""
-        near = self.extent_of(table[-1]) if table and table[-1] else -1
-        large = len(table) + count_blocks >= self.extent_blocks
+        near = self.extent_of(table[-1]) if table and table[-1] != NULL_BLOCK else -1
         taken: list[BlockId] = []
         missing = count_blocks
         while missing:
-            index = self._choose(near, large)
+            index = self._choose(near)
             extent = self.extents[index]
             part = extent.plain[-missing:]
             del extent.plain[-missing:]
             part.reverse()
             taken += part
             missing -= len(part)
-            self.plain_blocks -= len(part)
+            if not extent.live_blocks:
+                self.empty_extents.pop(index, None)
+                self.idle_extents.pop(index, None)
             extent.live_blocks += len(part)
-            self.empty_extents.pop(index, None)
-            self.idle_extents.pop(index, None)
             self._file(index, extent)
             near = index
+        self.plain_blocks -= count_blocks
         return taken
 
     def freed(self, plain: list[BlockId], idle: list[BlockId], rank: float) -> None:
@@ -259,13 +257,11 @@ class ExtentRows:
         """See `Placement`: in the extent with the fewest owned blocks, the older first."""
         return min(candidates, key=lambda block: self.extents[self.extent_of(block)].live_blocks)
 
-    def _choose(self, near: int, large: bool) -> int:
+    def _choose(self, near: int) -> int:
         """Return the extent from which the next blocks come."""
         extent = self.extents.get(near)
         if extent is not None and extent.plain:
             return near
-        if large and (self.empty_extents or self._borrow()):
-            return next(iter(self.empty_extents))
         for level in reversed(self._by_level):
             if level:
                 return next(iter(level))

@@ -8,7 +8,7 @@ those in events, or other groups.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 
 from headrace.base.errors import InvariantError
 from headrace.base.ids import NULL_BLOCK, BlockId, GroupId
@@ -31,7 +31,7 @@ class BlockPool:
         layout: GroupLayout,
         placement: Placement,
         policy: EvictionPolicy,
-        references: list[int],
+        references: MutableSequence[int],
         *,
         record_events: bool = False,
     ) -> None:

@@ -1,0 +1,130 @@
+"""A load on the KV memory alone, in runs of blocks: sequences arrive, prefill in chunks, decode, end in any order.
+
+It keeps what a scheduler would keep per sequence, tables by group, and asks the real memory and pools for blocks.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+from headrace.base.ids import NULL_BLOCK, BlockId
+from headrace.kv.memory import KvMemory
+from headrace.types.cache_specs import ChunkedLocalSpec, KvLayout, RecurrentSpec, SlidingWindowSpec
+
+CHUNK_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What arrives: weights of short chats, medium prompts and long documents; rounds; share that leaves at a fall."""
+
+    name: str
+    chats: float
+    medium: float
+    documents: float
+    rounds: int
+
+
+PHASES = [
+    Phase("chats", 1.0, 0.0, 0.0, 5),
+    Phase("documents", 0.2, 0.2, 0.6, 5),
+    Phase("chats again", 0.97, 0.03, 0.0, 5),
+    Phase("medium", 0.2, 0.75, 0.05, 5),
+    Phase("chats at last", 1.0, 0.0, 0.0, 5),
+    Phase("everything", 0.6, 0.3, 0.1, 5),
+]
+
+
+@dataclass
+class Sequence:
+    prompt_tokens: int
+    tokens: int = 0
+    tables: list[list[BlockId]] = field(default_factory=list)
+    kept_from: list[int] = field(default_factory=list)
+
+
+class MixedLoad:
+    """Sequences over one memory; `shares` collects the live share of the budget at every refusal."""
+
+    def __init__(self, layout: KvLayout, budget_bytes: int, seed: int) -> None:
+        self.memory = KvMemory(layout)
+        self.rng = random.Random(seed)
+        self.budget_bytes = budget_bytes
+        self.specs = [(group.spec, group.block_tokens) for group in layout.groups]
+        self.running: list[Sequence] = []
+        self.shares: list[tuple[float, str]] = []
+
+    def run(self, phases: list[Phase] = PHASES) -> None:
+        for phase in phases:
+            for _ in range(phase.rounds):
+                self.fill(phase)
+                self.fall()
+
+    def fill(self, phase: Phase) -> None:
+        """Start sequences and let all grow until the memory has refused several times."""
+        refusals = 0
+        while refusals < 3:
+            refusals += not self.advance(self.arrive(phase), phase.name)
+            for sequence in self.rng.sample(self.running, min(4, len(self.running))):
+                refusals += not self.advance(sequence, phase.name)
+
+    def fall(self) -> None:
+        """End some sequences in random order."""
+        share = self.rng.choice([0.05, 0.1, 0.3, 0.6])
+        for sequence in self.rng.sample(self.running, int(len(self.running) * share)):
+            self.running.remove(sequence)
+            self.end(sequence)
+
+    def arrive(self, phase: Phase) -> Sequence:
+        kind = self.rng.choices(("chat", "medium", "document"), (phase.chats, phase.medium, phase.documents))[0]
+        low, high = {"chat": (50, 1500), "medium": (1500, 12000), "document": (20000, 130000)}[kind]
+        sequence = Sequence(self.rng.randint(low, high))
+        sequence.tables = [[] for _ in self.specs]
+        sequence.kept_from = [0] * len(self.specs)
+        return sequence
+
+    def advance(self, sequence: Sequence, label: str) -> bool:
+        """Compute a chunk of the prompt, or some steps of decoding; False if the memory refused."""
+        first = not sequence.tokens
+        if sequence.tokens < sequence.prompt_tokens:
+            target = min(sequence.prompt_tokens, sequence.tokens + CHUNK_TOKENS)
+        else:
+            target = sequence.tokens + self.rng.randint(1, 200)
+        need = [self.missing(place, sequence, target) for place in range(len(self.specs))]
+        if not self.memory.reserve(need):
+            assert not self.memory.can_take(need)
+            self.shares.append((self.memory.usage().live_bytes / self.budget_bytes, label))
+            return False
+        for place, (pool, count) in enumerate(zip(self.memory.pools, need, strict=True)):
+            if count:
+                table = sequence.tables[place]
+                table += pool.allocate(count, table)
+        sequence.tokens = target
+        for place in range(len(self.specs)):
+            self.free_behind(place, sequence)
+        if first:
+            self.running.append(sequence)
+        return True
+
+    def missing(self, place: int, sequence: Sequence, tokens: int) -> int:
+        spec, block_tokens = self.specs[place]
+        if isinstance(spec, RecurrentSpec):
+            return 0 if sequence.tables[place] else 1
+        return max(0, -(-tokens // block_tokens) - len(sequence.tables[place]))
+
+    def free_behind(self, place: int, sequence: Sequence) -> None:
+        spec, block_tokens = self.specs[place]
+        if isinstance(spec, SlidingWindowSpec):
+            skip_tokens = max(0, sequence.tokens - spec.window_tokens + 1)
+        elif isinstance(spec, ChunkedLocalSpec):
+            skip_tokens = sequence.tokens // spec.chunk_tokens * spec.chunk_tokens
+        else:
+            return
+        table, start, end = sequence.tables[place], sequence.kept_from[place], skip_tokens // block_tokens
+        if end > start:
+            self.memory.pools[place].free(table[start:end])
+            table[start:end] = [NULL_BLOCK] * (end - start)
+            sequence.kept_from[place] = end
+
+    def end(self, sequence: Sequence) -> None:
+        for pool, table in zip(self.memory.pools, sequence.tables, strict=True):
+            pool.free(table)
