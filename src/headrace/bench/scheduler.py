@@ -96,12 +96,13 @@ class Load:
         # Of different lengths, so that blocks do not fill up all at once.
         tail_tokens = self._unique_tokens - number % BLOCK_TOKENS
         tail = [(number * 15485863 + place * 32452843) % _TOKEN_IDS for place in range(tail_tokens)]
+        prompt = self._documents[document] + tail
         request = EngineRequest(
             request_id=RequestId(f"request-{number}-0123abcd:0"),
-            prompt_token_ids=self._documents[document] + tail,
+            prompt_token_ids=prompt,
             sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=number),
-            # The front end sends the hashes of the whole prompt; those of the tail stand for the same cost here.
-            block_hashes=self._hashes[document],
+            # As the front end does it.
+            block_hashes=block_hashes(prompt, BLOCK_TOKENS, known=self._hashes[document]),
         )
         event = decode_to_core(encode(AddRequest(request)))
         invariant(isinstance(event, AddRequest), "a request was decoded as something else")

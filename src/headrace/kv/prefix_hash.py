@@ -121,6 +121,8 @@ NO_EXTRAS = HashExtras()
 
 def extras_of(request: EngineRequest) -> HashExtras:
     """Return what a request brings into its hashes."""
+    if request.cache_salt is None and request.adapter is None and not request.media and not request.embeds:
+        return NO_EXTRAS
     return HashExtras(
         salt=request.cache_salt,
         adapter=request.adapter,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 
-from headrace.base.errors import invariant
+from headrace.base.errors import InvariantError
 from headrace.base.ids import RequestId, Slot
 from headrace.kv.sequence import SequenceKv
 from headrace.types.requests import EngineRequest
@@ -178,7 +178,9 @@ class Request:
         Raises:
             InvariantError: there is no such transition.
         """
-        invariant(state in NEXT_STATES[self.state], f"request {self.request_id}: {self.state.name} -> {state.name}")
+        # Not `invariant`: its message would be formatted each time.
+        if state not in NEXT_STATES[self.state]:
+            raise InvariantError(f"request {self.request_id}: {self.state.name} -> {state.name}")
         self.state = state
 
     def restart(self) -> None:

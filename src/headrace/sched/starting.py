@@ -93,9 +93,11 @@ class StartingPass:
         claims: Claims | None = None
         prefill_tokens = draft.budget_tokens
         place = passed = 0
+        holders: list[Request] = []
         while place < len(queue) and roster.free_slots and draft.budget_tokens and passed < MOST_PASSED_OVER:
             request = queue.at(place)
-            holders = roster.holders()
+            # Nobody but those started here gets blocks, and nobody loses any.
+            holders = holders or roster.holders()
             if holders and (request.kv.alone or (len(holders) == 1 and holders[0].kv.alone)):
                 # It fits into empty memory only, so it neither joins anybody nor is joined.
                 break
@@ -124,6 +126,7 @@ class StartingPass:
                     continue
                 self._start(request, fitting.hit, tokens, fit, draft, now_s)
                 prefilling += request.known_tokens > request.planned_tokens
+            holders.append(request)
             claims.add(request)
 
     def _offer(self, request: Request, now_s: float) -> RemoteOffer | None:
