@@ -131,7 +131,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step.
 
     The worker does the parts in this order: releases, starts, appends, copies, encoder work, decodes and rows together,
-    saves. Loads begin with the step and end whenever they end.
+    saves. Loads begin after the step's copies, whose sources they may overwrite, and end whenever they end.
 
     Attributes:
         step: rises by one.
