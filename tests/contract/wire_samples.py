@@ -191,7 +191,7 @@ FROM_CORE = {
         vocab_tokens=3,
         block_tokens=16,
         layout=MIXED_LAYOUT,
-        kv_events=["tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558"],
+        kv_events=["ipc://live", "ipc://sync"],
     ),
     "outputs": StepOutputs([DELTA], STATS),
     "outputs-minimal": StepOutputs([RequestDelta(request_id=RequestId("r"))]),

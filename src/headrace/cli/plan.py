@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -157,8 +158,10 @@ def table(plan: MemoryPlan) -> str:
         row("activations", plan.activation_bytes, "largest step, estimate"),
         row("logits and sampling", plan.logits_bytes, f"{plan.max_num_seqs} rows"),
         row("driver and libraries", plan.reserved_bytes),
-        row("KV cache", plan.kv_bytes, f"{plan.kv_tokens} tokens, {plan.kv_token_bytes} bytes each"),
+        row("KV cache", plan.kv_bytes, f"{plan.kv_tokens} tokens, {plan.kv_token_bytes} bytes for each further one"),
         row("free", plan.free_bytes, "" if plan.free_bytes >= 0 else "missing"),
+        "",
+        *split(plan),
         "",
         "attention",
         *map(attention_row, plan.attention),
@@ -174,6 +177,21 @@ def table(plan: MemoryPlan) -> str:
     ]
     lines += [f"  {'consider' if plan.fits else 'change'}: {advice.flag}  ({advice.why})" for advice in plan.advice]
     return "\n".join(lines)
+
+
+def split(plan: MemoryPlan) -> list[str]:
+    """Return the lines that say how the KV cache is divided between groups of layers."""
+    lines = [f"KV cache of a request of {plan.max_model_len} tokens, by group of layers"]
+    if len(plan.groups) > 1:
+        lines[0] += f"; granules of {plan.granule_bytes} bytes, lent in extents of {plan.extent_bytes}"
+    for group, alike in Counter(plan.groups).items():
+        block = f"{group.block_tokens} tokens" if group.block_tokens else "a state"
+        layers = f"{group.layers} layers" if alike == 1 else f"{alike} x {group.layers} layers"
+        lines.append(
+            f"  {group.kind:<11}{layers:<16}{group.request_blocks:>7} blocks of {block:<11}"
+            f"{group.block_bytes:>12} bytes{group.padding:>7.1%} padding{alike * group.share:>7.1%} of it"
+        )
+    return lines
 
 
 def attention_row(choice: AttentionChoice) -> str:

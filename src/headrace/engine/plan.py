@@ -8,7 +8,6 @@ weights, or look at a device.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,20 +29,12 @@ from headrace.engine.model_bytes import (
     weight_bytes,
 )
 from headrace.engine.plan_attention import AttentionChoice, attention_choices
-from headrace.kv.budget import make_layout
+from headrace.engine.plan_memory import Concurrency, GroupShare, concurrency, group_shares, request_bytes, token_bytes
+from headrace.kv.budget import capacity_tokens, make_layout
 from headrace.platforms.devices import DEVICES, DeviceRecord
 from headrace.types.cache_specs import KvLayout, LayerCache
 from headrace.weights.source import DEFAULT_MODEL, ModelFiles, resolve_model
 from headrace.worker.memory import GpuUse, cpu_cache_bytes, gpu_cache_bytes
-
-_CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)
-
-
-class Concurrency(msgspec.Struct, frozen=True):
-    """How many requests of one length the KV cache holds at once, before ``--max-num-seqs``."""
-
-    context_tokens: int
-    requests: int
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -72,10 +63,12 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         activation_bytes: largest step (estimate).
         logits_bytes: logits of ``--max-num-seqs`` rows and three copies for drawing, in float32.
         kv_bytes: the KV cache.
-        kv_token_bytes: KV of one token in all layers.
-        kv_blocks: blocks for requests (the null block left out).
-        block_tokens: tokens in one block.
-        kv_tokens: tokens that the KV cache holds.
+        kv_token_bytes: KV of each further token of a long request, in all layers that keep every token.
+        granule_bytes: unit of the KV memory.
+        extent_bytes: unit that groups lend each other; with one group all of it.
+        groups: what each group takes of a request of ``max_model_len`` tokens.
+        block_tokens: ``--block-size``.
+        kv_tokens: longest request that the KV cache holds alone, in tokens.
         model_max_len: longest request that the model was made for, in tokens.
         max_model_len: longest request that the engine would take: ``--max-model-len``, or else the model's length or
             what the KV cache holds.
@@ -105,7 +98,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     logits_bytes: int
     kv_bytes: int
     kv_token_bytes: int
-    kv_blocks: int
+    granule_bytes: int
+    extent_bytes: int
+    groups: list[GroupShare]
     block_tokens: int
     kv_tokens: int
     model_max_len: int
@@ -209,11 +204,10 @@ def make_plan(
     wanted_len = config.model.max_model_len or decoder.max_position
     caches = layer_caches(decoder, formats, ranks)
     layout = _layout(caches, config, _cache_bytes(sizes, device, memory_bytes, config, ranks), wanted_len)
-    token_bytes = sum(cache.spec.token_bytes() for cache in caches)
-    blocks = layout.groups[0].num_blocks - 1 if layout is not None else 0
+    steps = _steps(config)
+    shape = layout if layout is not None else _smallest(caches, config, wanted_len)
     kv_bytes = layout.total_bytes() if layout is not None else 0
-    block_tokens = config.cache.block_size
-    kv_tokens = blocks * block_tokens
+    kv_tokens = capacity_tokens(layout, batch_tokens=steps[0], in_flight=steps[1]) if layout is not None else 0
     # Without the flag the engine serves what the cache holds; a length that was asked for must fit.
     max_len = wanted_len if config.model.max_model_len or not kv_tokens else min(wanted_len, kv_tokens)
     fits = sizes.rest >= kv_bytes and kv_tokens >= max_len
@@ -233,15 +227,17 @@ def make_plan(
         activation_bytes=sizes.activations,
         logits_bytes=sizes.logits,
         kv_bytes=kv_bytes,
-        kv_token_bytes=token_bytes,
-        kv_blocks=blocks,
-        block_tokens=block_tokens,
+        kv_token_bytes=token_bytes(shape),
+        granule_bytes=shape.granule_bytes,
+        extent_bytes=shape.extent_granules * shape.granule_bytes,
+        groups=group_shares(shape, max_len, *steps),
+        block_tokens=config.cache.block_size,
         kv_tokens=kv_tokens,
         model_max_len=decoder.max_position,
         max_model_len=max_len,
         free_bytes=memory_bytes - (sizes.usable - sizes.rest) - kv_bytes,
         fits=fits,
-        concurrency=concurrency(blocks, block_tokens, max_len),
+        concurrency=concurrency(shape, max_len, *steps) if layout is not None else [Concurrency(max_len, 0)],
         max_num_seqs=config.scheduler.max_num_seqs,
         decode_ms_floor=_read_bytes(sizes.weights, idle_bytes(decoder, formats, ranks))
         / device.bandwidth_bytes_per_s
@@ -274,10 +270,20 @@ def _layout(caches: list[LayerCache], config: EngineConfig, cache_bytes: int, ma
         return None
 
 
-def concurrency(blocks: int, block_tokens: int, max_len: int) -> list[Concurrency]:
-    """Return how many requests of each length fit at once, for powers of two up to the longest request."""
-    contexts = [length for length in _CONTEXTS if length < max_len] + [max_len]
-    return [Concurrency(length, blocks // math.ceil(length / block_tokens)) for length in contexts]
+def _steps(config: EngineConfig) -> tuple[int, int]:
+    """Return the most tokens of a step, and the plans in flight."""
+    return config.scheduler.max_num_batched_tokens, config.scheduler.steps_in_flight
+
+
+def _smallest(caches: list[LayerCache], config: EngineConfig, max_len: int) -> KvLayout:
+    """Return the layout with one block a group: it shows how memory would be cut."""
+    return make_layout(
+        caches,
+        block_tokens=config.cache.block_size,
+        bytes_available=None,
+        num_blocks_override=1,
+        max_model_len=max_len,
+    )
 
 
 def _read_bytes(weights: WeightBytes, idle: int) -> int:
@@ -314,7 +320,9 @@ def _advice(
     if config.cache.kv_cache_memory_bytes is not None and plan.free_bytes < 0:
         most = max(0, plan.kv_bytes + plan.free_bytes)
         found.append(Advice(f"--kv-cache-memory-bytes {most}", "the most that is free beside the weights"))
-    needed = (math.ceil(wanted_len / plan.block_tokens) + 1) * plan.block_tokens * plan.kv_token_bytes
+    formats = choose_formats(decoder, device, config.model, quantized=quantized)
+    caches = layer_caches(decoder, formats, plan.tensor_parallel_size)
+    needed = request_bytes(_smallest(caches, config, wanted_len), wanted_len, *_steps(config))
     if device.kind == "cpu" and plan.kv_bytes < needed <= plan.kv_bytes + plan.free_bytes:
         found.append(Advice(f"--kv-cache-memory-bytes {needed}", f"one request of {wanted_len} tokens needs it"))
     if plan.weight_format == "float32" and config.model.dtype == "float32":
@@ -361,6 +369,5 @@ def _fits(
 ) -> bool:
     formats = choose_formats(decoder, device, config.model, quantized=quantized)
     sizes = _sizes(decoder, formats, device, memory_bytes, config, ranks)
-    token_bytes = sum(cache.spec.token_bytes() for cache in layer_caches(decoder, formats, ranks))
-    blocks = math.ceil(max_len / config.cache.block_size) + 1
-    return sizes.rest >= blocks * config.cache.block_size * token_bytes
+    shape = _smallest(layer_caches(decoder, formats, ranks), config, max_len)
+    return sizes.rest >= request_bytes(shape, max_len, *_steps(config))

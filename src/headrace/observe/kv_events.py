@@ -256,7 +256,7 @@ class KvEventPublisher:
                 f"KV events: {endpoint!r} is not an endpoint that can be bound ({error}); for example tcp://127.0.0.1:0",
                 param="kv_events",
             ) from error
-        return socket, bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")  # type: ignore[arg-type]
+        return socket, bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
 
 
 def _stays_here(endpoint: str) -> bool:

@@ -16,8 +16,11 @@ from headrace.engine.model_bytes import (
     parameter_count,
     weight_bytes,
 )
-from headrace.engine.plan import concurrency, make_plan
+from headrace.engine.plan import make_plan
+from headrace.engine.plan_memory import concurrency, group_shares, request_blocks, request_bytes, token_bytes
+from headrace.kv.budget import fixed_layout
 from headrace.platforms.devices import DEVICES, device_record
+from headrace.types.cache_specs import FullAttentionSpec, LayerCache, RecurrentSpec, SlidingWindowSpec, StatePart
 
 BF16, BF16_CPU = Formats("bfloat16"), Formats("bfloat16", packed=True)
 INT8 = Formats("float32", int8=True, packed=True)
@@ -102,8 +105,9 @@ def test_llama_8b_on_h200():
     assert made.activation_bytes == 2048 * (3 * 4096 + 3 * 14336) * 2
     usable = int(143_771 * 2**20 * 0.9)
     rest = usable - 16_060_522_496 - made.activation_bytes - made.logits_bytes - (700 << 20)
-    assert made.kv_blocks == rest // (16 * 131_072) - 1
-    assert made.kv_bytes == (made.kv_blocks + 1) * 16 * 131_072
+    blocks = rest // (16 * 131_072) - 1
+    assert made.kv_tokens == 16 * blocks
+    assert made.kv_bytes == (blocks + 1) * 16 * 131_072
     assert made.fits
     assert made.max_model_len == 131_072
     used = made.weights.total + made.activation_bytes + made.logits_bytes + made.reserved_bytes + made.kv_bytes
@@ -121,7 +125,7 @@ def test_qwen3_on_h200():
     assert made.decode_ms_floor == pytest.approx(1_192_099_840 / 4.8e12 * 1e3)
     assert [(row.context_tokens, row.requests) for row in made.concurrency][-1] == (
         40960,
-        made.kv_blocks // (40960 // 16),
+        made.kv_tokens // 40960,
     )
 
 
@@ -263,7 +267,7 @@ def test_the_cache_of_a_cpu_is_bounded():
 
 def test_a_given_cache_size_is_kept():
     made = plan(QWEN3_06B, cache={"kv_cache_memory_bytes": 1 << 30})
-    assert made.kv_blocks == (1 << 30) // (16 * 114_688) - 1
+    assert made.kv_tokens == 16 * ((1 << 30) // (16 * 114_688) - 1)
 
 
 def test_without_a_length_the_cache_decides_and_a_given_length_must_fit():
@@ -285,8 +289,31 @@ def test_weights_that_do_not_fit():
 
 
 def test_concurrency():
-    rows = concurrency(100, 16, 3000)
+    spec = FullAttentionSpec(1, 8, 8, 2)
+    one = fixed_layout([LayerCache(0, spec)], block_tokens=16, usable_blocks=100)
+    rows = concurrency(one, 3000, 64, 1)
     assert [(row.context_tokens, row.requests) for row in rows] == [(1024, 1), (2048, 0), (3000, 0)]
+
+
+def test_windows_and_states_leave_room_for_more_requests_and_the_shares_say_for_what():
+    full, window = FullAttentionSpec(1, 8, 8, 2), SlidingWindowSpec(1, 8, 8, 2, 33)
+    state = RecurrentSpec((StatePart("state", (1024,), 4),))
+    caches = [LayerCache(0, full), LayerCache(1, window), LayerCache(2, state)]
+    layout = fixed_layout(caches, block_tokens=[16, 16, 0], usable_blocks=[200, 200, 20])
+    (row,) = concurrency(layout, 160, 16, 1)
+    # A request takes 10 blocks, at most 4 of the window (32 before, 16 computed, one for the edge), and one state of
+    # 8 granules: an extent holds 8 blocks or a state.
+    needs = request_blocks(layout, 160, 16, 1)
+    assert needs == [10, 4, 1]
+    most = max(n for n in range(1, 100) if -(-10 * n // 8) + -(-4 * n // 8) + n <= layout.num_extents)
+    assert row.requests == most > 10
+    shares = group_shares(layout, 160, 16, 1)
+    assert [share.kind for share in shares] == ["full", "sliding", "recurrent"]
+    assert sum(share.share for share in shares) == pytest.approx(1)
+    assert [share.request_blocks for share in shares] == needs
+    assert token_bytes(layout) == 32
+    lent = 2 + 1 + 1
+    assert request_bytes(layout, 160, 16, 1) == (8 + 8 * lent) * 512
 
 
 def test_names_of_devices():
