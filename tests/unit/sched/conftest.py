@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -11,7 +12,7 @@ from headrace.base.ids import RequestId
 from headrace.config.engine import SchedulerConfig
 from headrace.kv.budget import fixed_layout
 from headrace.sched.scheduler import Scheduler
-from headrace.types.cache_specs import FullAttentionSpec, LayerCache
+from headrace.types.cache_specs import FullAttentionSpec, KvLayout, LayerCache
 from headrace.types.events import AbortRequest, AddRequest, InboxEvent
 from headrace.types.outputs import RequestDelta
 from headrace.types.plans import StepPlan
@@ -30,9 +31,16 @@ class Bench:
         block_tokens: int = 4,
         max_model_len: int = 100,
         caching: bool = True,
+        layout: KvLayout | None = None,
+        options: dict[str, Any] | None = None,
         **config: object,
     ) -> None:
-        layout = fixed_layout(
+        """Make the scheduler.
+
+        ``config`` are fields of `SchedulerConfig`, ``options`` further arguments of `Scheduler`; a layout replaces the
+        one group of full attention.
+        """
+        layout = layout or fixed_layout(
             [LayerCache(0, FullAttentionSpec(1, 4, 4, 2))], block_tokens=block_tokens, usable_blocks=usable_blocks
         )
         defaults: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "watermark": 0.0}
@@ -41,6 +49,7 @@ class Bench:
             layout=layout,
             max_model_len=max_model_len,
             enable_prefix_caching=caching,
+            **(options or {}),
         )
         self.inbox: list[InboxEvent] = []
         self.next_token = 1000
@@ -73,6 +82,25 @@ class Bench:
 
     def abort(self, name: str) -> None:
         self.inbox.append(AbortRequest(RequestId(name)))
+
+    def post(self, *events: InboxEvent) -> None:
+        self.inbox.extend(events)
+
+    def states(self) -> dict[str, str]:
+        """Return the name of each request's state."""
+        return {
+            str(request.request_id): request.state.name
+            for request in [*self.scheduler.running, *self.scheduler.waiting]
+        }
+
+    def drain(self, most_steps: int = 500) -> list[RequestDelta]:
+        """Step until nothing is left to do and return all news."""
+        news: list[RequestDelta] = []
+        for _ in range(most_steps):
+            if not self.scheduler.has_work and not self.inbox:
+                return news
+            news += self.step()[1]
+        raise AssertionError(f"work is left after {most_steps} steps: {self.states()}")
 
     def schedule(self) -> StepPlan:
         inbox, self.inbox = self.inbox, []
