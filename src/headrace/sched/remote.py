@@ -333,6 +333,8 @@ class RemoteGate:
         # A deeper state proves that blocks before it are gone; groups that disagree cannot be cut to one another.
         if max(states_tokens) > tokens or any(parts[index].tokens != tokens for index in keeping):
             return self._kv.find_hit(request.kv, request.token_ids), False
+        # What needs nothing of the beginning has a hit of any length; here all must have one.
+        parts = [part if kind != "cross" else GroupHit(tokens, []) for part, kind in zip(parts, self._kinds, strict=True)]
         return Hit(tokens, parts, 0), min(states_tokens) < tokens
 
     def _cut(self, hit: Hit, tokens: int) -> Hit:
@@ -346,7 +348,7 @@ class RemoteGate:
             if kind == "recurrent":
                 parts.append(NO_GROUP_HIT)
             elif kind == "cross":
-                parts.append(GroupHit(tokens, part.table))
+                parts.append(GroupHit(tokens, []))
             else:
                 blocks = tokens // layout.block_tokens
                 invariant(
