@@ -334,7 +334,9 @@ class RemoteGate:
         if max(states_tokens) > tokens or any(parts[index].tokens != tokens for index in keeping):
             return self._kv.find_hit(request.kv, request.token_ids), False
         # What needs nothing of the beginning has a hit of any length; here all must have one.
-        parts = [part if kind != "cross" else GroupHit(tokens, []) for part, kind in zip(parts, self._kinds, strict=True)]
+        for index, kind in enumerate(self._kinds):
+            if kind == "cross":
+                parts[index] = GroupHit(tokens, [])
         return Hit(tokens, parts, 0), min(states_tokens) < tokens
 
     def _cut(self, hit: Hit, tokens: int) -> Hit:
