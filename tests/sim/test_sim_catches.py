@@ -1,41 +1,56 @@
-"""The simulation is worth its time only if it notices mistakes: each of these is planted, and must be found."""
+"""The simulation is worth its time only if it notices mistakes: each of these is planted, and must be found.
+
+The mutants of ``tools/`` are many more; these few run with every test run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from headrace.kv import coordinator
-from headrace.kv.coordinator import KvCoordinator, SequenceKv
-from headrace.kv.groups import FullGroup
+from headrace.kv import publication
+from headrace.kv.coordinator import KvCoordinator
+from headrace.kv.groups import ChunkedGroup, RecurrentGroup, SlidingGroup, TokenGroup
 from headrace.kv.pool import BlockPool
-from headrace.kv.prefix_hash import extend_block_hashes
+from headrace.kv.prefix_hash import HashExtras, extend_block_hashes
+from headrace.kv.sequence import SequenceKv
+from headrace.kv.tables import HitTables
+from headrace.sched.deadlines import Deadlines
 from headrace.sched.draft import StepDraft
-from headrace.sched.scheduler import Scheduler
+from headrace.sched.quotas import Quotas
+from headrace.sched.reserve import FutureUse
 from headrace.sim.swarm import run_seed
+from headrace.tiers.ledger import JobLedger
 
-SEEDS = 150
+SEEDS = 200
+STEPS = 40
 
 
 def first_failure() -> int | None:
     for seed in range(SEEDS):
         try:
-            run_seed(seed)
+            run_seed(seed, STEPS)
         except Exception:
             return seed
     return None
 
 
-def plant_off_by_one_in_blocks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FullGroup, "blocks_needed", lambda self, blocks, tokens: max(0, tokens // self.block_tokens - blocks))
+Patch = pytest.MonkeyPatch
 
 
-def plant_hit_not_pinned(patch: pytest.MonkeyPatch) -> None:
+def plant_off_by_one_in_blocks(patch: Patch) -> None:
+    def wrong(self: TokenGroup, table_blocks: int, tokens: int, encoder_tokens: int = 0) -> int:
+        return max(0, tokens // self.block_tokens - table_blocks)
+
+    patch.setattr(TokenGroup, "blocks_needed", wrong)
+
+
+def plant_hit_not_pinned(patch: Patch) -> None:
     patch.setattr(BlockPool, "touch", lambda self, blocks: None)
 
 
-def plant_published_one_token_early(patch: pytest.MonkeyPatch) -> None:
+def plant_published_one_token_early(patch: Patch) -> None:
     right = KvCoordinator.advance
 
     def wrong(self: KvCoordinator, sequence: SequenceKv, token_ids: Sequence[int], computed_tokens: int) -> None:
@@ -44,22 +59,60 @@ def plant_published_one_token_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KvCoordinator, "advance", wrong)
 
 
-def plant_salt_forgotten(patch: pytest.MonkeyPatch) -> None:
-    def wrong(hashes: list[bytes], token_ids: Sequence[int], block_tokens: int, **given: object) -> None:
-        extend_block_hashes(hashes, token_ids, block_tokens)
+def _forget_extras(patch: Patch, forget: Callable[[HashExtras], HashExtras]) -> None:
+    def wrong(
+        hashes: list[bytes], token_ids: Sequence[int], hash_tokens: int, *, extras: HashExtras, root: bytes
+    ) -> None:
+        extend_block_hashes(hashes, token_ids, hash_tokens, extras=forget(extras), root=root)
 
-    patch.setattr(coordinator, "extend_block_hashes", wrong)
-
-
-def plant_reused_block_keeps_its_hash(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockPool, "_unpublish", lambda self, block: None)
+    patch.setattr(publication, "extend_block_hashes", wrong)
 
 
-def plant_victim_stays_in_the_plan(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StepDraft, "remove", lambda self, request: None)
+def plant_salt_forgotten(patch: Patch) -> None:
+    _forget_extras(patch, lambda extras: HashExtras(None, extras.adapter, extras.media, extras.embeds))
 
 
-def plant_freed_while_running(patch: pytest.MonkeyPatch) -> None:
+def plant_adapter_forgotten(patch: Patch) -> None:
+    _forget_extras(patch, lambda extras: HashExtras(extras.salt, None, extras.media, extras.embeds))
+
+
+def plant_media_forgotten(patch: Patch) -> None:
+    _forget_extras(patch, lambda extras: HashExtras(extras.salt, extras.adapter, (), extras.embeds))
+
+
+def plant_embeds_forgotten(patch: Patch) -> None:
+    _forget_extras(patch, lambda extras: HashExtras(extras.salt, extras.adapter, extras.media, ()))
+
+
+def plant_window_one_token_short(patch: Patch) -> None:
+    right = SlidingGroup.skippable
+    patch.setattr(SlidingGroup, "skippable", lambda self, tokens: right(self, tokens) + (tokens > 3))
+
+
+def plant_chunk_ends_one_token_early(patch: Patch) -> None:
+    right = ChunkedGroup.skippable
+    patch.setattr(ChunkedGroup, "skippable", lambda self, tokens: right(self, tokens + 1))
+
+
+def plant_any_state_will_do(patch: Patch) -> None:
+    right = RecurrentGroup.longest_hit
+
+    def wrong(self: RecurrentGroup, hashes: Sequence[bytes], max_tokens: int, longer: object = None) -> object:
+        found = right(self, hashes, max_tokens)
+        return type(found)(max_tokens, found.table, found.tail) if found.tail is not None else found
+
+    patch.setattr(RecurrentGroup, "longest_hit", wrong)
+
+
+def plant_tail_shared_without_a_copy(patch: Patch) -> None:
+    patch.setattr(HitTables, "_ends_with", lambda self, index, tail, sequence, tokens: not self._states[index])
+
+
+def plant_victim_stays_in_the_plan(patch: Patch) -> None:
+    patch.setattr(StepDraft, "remove", lambda self, request: False)
+
+
+def plant_freed_while_running(patch: Patch) -> None:
     right = KvCoordinator.advance
 
     def wrong(self: KvCoordinator, sequence: SequenceKv, token_ids: Sequence[int], computed_tokens: int) -> None:
@@ -69,13 +122,37 @@ def plant_freed_while_running(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KvCoordinator, "advance", wrong)
 
 
-def plant_idle_hits_not_counted(patch: pytest.MonkeyPatch) -> None:
+def plant_idle_hits_not_counted(patch: Patch) -> None:
     patch.setattr(BlockPool, "idle", lambda self, blocks: 0)
 
 
-def plant_admission_too_timid(patch: pytest.MonkeyPatch) -> None:
-    right = Scheduler._promised_blocks
-    patch.setattr(Scheduler, "_promised_blocks", lambda self: [kept + 2 for kept in right(self)])
+def plant_admission_too_timid(patch: Patch) -> None:
+    right = FutureUse.claims
+
+    def wrong(self: FutureUse, holders: object) -> object:
+        claims = right(self, holders)  # type: ignore[arg-type]
+        claims.blocks = [blocks + 6 for blocks in claims.blocks]
+        return claims
+
+    patch.setattr(FutureUse, "claims", wrong)
+
+
+def plant_quota_ignored(patch: Patch) -> None:
+    patch.setattr(Quotas, "allows", lambda self, request, holders: True)
+
+
+def plant_deadline_ignored(patch: Patch) -> None:
+    patch.setattr(Deadlines, "due", lambda self, now_s: [])
+
+
+def plant_job_owns_nothing(patch: Patch) -> None:
+    from headrace.tiers import ledger
+
+    patch.setattr(ledger, "_owned", lambda blocks: [])
+
+
+def plant_job_never_closed(patch: Patch) -> None:
+    patch.setattr(JobLedger, "close", lambda self, job_id: None)
 
 
 PLANTS = [value for name, value in sorted(globals().items()) if name.startswith("plant_")]

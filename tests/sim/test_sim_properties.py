@@ -8,7 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from headrace.base.ids import RequestId
 from headrace.config.engine import SchedulerConfig
-from headrace.sim.harness import Harness, SimSetup, sim_layout
+from headrace.sim.harness import Harness
+from headrace.sim.layouts import full_layout
+from headrace.sim.setup import SimSetup
 from headrace.types.requests import EngineRequest
 from headrace.types.sampling import SamplingParams
 
@@ -40,9 +42,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             watermark=watermark,
             steps_in_flight=steps_in_flight,
         )
-        layout = sim_layout([(BLOCK_TOKENS, USABLE_BLOCKS)])
+        layout = full_layout([(BLOCK_TOKENS, USABLE_BLOCKS)])
         length = BLOCK_TOKENS * USABLE_BLOCKS
-        self.harness = Harness(SimSetup(config, layout, length, VOCAB_TOKENS, caching))
+        self.harness = Harness(SimSetup(config, layout, length, VOCAB_TOKENS, prefix_caching=caching))
 
     @rule(
         trunk_tokens=st.integers(0, len(TRUNK)),

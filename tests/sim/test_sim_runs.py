@@ -6,10 +6,12 @@ import pytest
 
 from headrace.kv.pool import BlockPool
 from headrace.sim.actions import ActionKind
-from headrace.sim.campaign import CELLS, JUDGED_FROM_SEEDS, Finding, Tally, examine, run_seeds, run_until
-from headrace.sim.replay import replay
+from headrace.sim.campaign import JUDGED_FROM_SEEDS, Finding, Tally, examine, run_seeds, run_until
+from headrace.sim.cover import common_cells
+from headrace.sim.features import FEATURES
+from headrace.sim.replay import Run, replay
 from headrace.sim.story import Story
-from headrace.sim.swarm import FEATURES, Swarm, run_seed
+from headrace.sim.swarm import Swarm, run_seed
 
 
 class StepClock:
@@ -45,7 +47,8 @@ def test_a_run_that_was_recorded_runs_again() -> None:
     swarm, lines, again = Swarm(5), [], []
     swarm.harness.story = Story(lines.append)
     swarm.run(60)
-    assert replay(swarm.setup, swarm.harness.actions, Story(again.append)) == (None, swarm.harness.counts["steps"])
+    recorded = Run(swarm.setup, tuple(swarm.harness.actions))
+    assert replay(recorded, Story(again.append))[0] is None
     assert again == lines
 
 
@@ -64,9 +67,8 @@ def test_a_failing_run_is_cut_down_and_fails_in_the_same_place(monkeypatch: pyte
     found = examine(tally.failed_seed, least_steps=0)
     assert isinstance(found, Finding)
     assert found.failure == tally.failure
-    assert len(found.shrunk) < len(found.actions) / 2
-    assert [action for action in found.actions if action in found.shrunk]
-    assert any(action.kind is ActionKind.ADD for action in found.shrunk)
+    assert len(found.shrunk.actions) < len(found.run.actions) / 2
+    assert any(action.kind is ActionKind.ADD for action in found.shrunk.actions)
     lines: list[str] = []
     again = found.tell(Story(lines.append))
     assert again is not None
@@ -81,8 +83,9 @@ def test_no_single_event_of_a_shrunk_run_can_go(monkeypatch: pytest.MonkeyPatch)
     assert tally.failed_seed is not None
     found = examine(tally.failed_seed, least_steps=0)
     assert isinstance(found, Finding)
-    for place in range(len(found.shrunk)):
-        failure, _ = replay(found.setup, found.shrunk[:place] + found.shrunk[place + 1 :])
+    actions = found.shrunk.actions
+    for place in range(len(actions)):
+        failure, _ = replay(Run(found.shrunk.setup, actions[:place] + actions[place + 1 :]))
         assert failure is None or failure.where != found.failure.where
 
 
@@ -104,5 +107,5 @@ def test_fresh_seeds_end_with_the_time() -> None:
 
 def test_an_empty_cell_counts_from_so_many_seeds_on() -> None:
     assert Tally(seeds=JUDGED_FROM_SEEDS - 1).empty_cells() == []
-    assert set(Tally(seeds=JUDGED_FROM_SEEDS).empty_cells()) == {*CELLS, *FEATURES}
-    assert "aborting clients with salts" in Tally(seeds=1000).empty_cells()
+    assert set(Tally(seeds=JUDGED_FROM_SEEDS).empty_cells()) == {*common_cells(), *FEATURES}
+    assert "adapters with salts" in Tally(seeds=1000).empty_cells()

@@ -16,7 +16,7 @@ from headrace.config.option import option
 
 if TYPE_CHECKING:
     from headrace.sim.campaign import Finding, Tally
-    from headrace.sim.harness import SimSetup
+    from headrace.sim.setup import SimSetup
 
 SCHEMA = 1
 
@@ -137,8 +137,8 @@ def _conclude(tally: Tally, finding: Finding | None, options: SimOptions, *, fir
         "failed_seed": tally.failed_seed,
         "failed_step": failure.step if failure else None,
         "error": failure.error if failure else None,
-        "events": len(finding.actions) if finding else None,
-        "events_shrunk": len(finding.shrunk) if finding else None,
+        "events": len(finding.run.actions) if finding else None,
+        "events_shrunk": len(finding.shrunk.actions) if finding else None,
     }
     print(json.dumps(document), flush=True)
     return EXIT_FAILED if missing or tally.failed_seed is not None else EXIT_OK
@@ -155,8 +155,9 @@ def _print_failure(tally: Tally, finding: Finding | None, options: SimOptions) -
     if finding is None:
         print("It did not fail again in this process: something depends on more than the seed.")
     else:
-        print(f"{len(finding.shrunk)} of its {len(finding.actions)} events are enough to fail there:\n")
-        print(describe(finding.setup))
+        events, enough = len(finding.run.actions), len(finding.shrunk.actions)
+        print(f"{enough} of its {events} events are enough to fail there:\n")
+        print(describe(finding.shrunk.setup))
         again = finding.tell(Story(print))
         if again is not None:
             print(f"step {again.step} FAILED: {again.error}")
@@ -165,26 +166,50 @@ def _print_failure(tally: Tally, finding: Finding | None, options: SimOptions) -
 
 
 def describe(setup: SimSetup) -> str:
-    """Return sizes and options of a run as one line."""
-    scheduler = setup.scheduler
-    groups = " + ".join(f"{group.num_blocks - 1} blocks of {group.block_tokens}" for group in setup.layout.groups)
-    return (
-        f"{groups} tokens, {scheduler.max_num_seqs} slots, {scheduler.max_num_batched_tokens} tokens a step, "
-        f"{scheduler.steps_in_flight} steps in flight, policy {scheduler.policy}, queue {scheduler.max_queue}, "
-        f"watermark {scheduler.watermark}, prefill part {scheduler.long_prefill_token_threshold or 'any'}, "
-        f"longest {setup.max_model_len} tokens, vocabulary {setup.vocab_tokens}, "
-        f"prefix cache {'on' if setup.enable_prefix_caching else 'off'}"
+    """Return sizes, options and faults of a run, as text for people."""
+    scheduler, layout = setup.scheduler, setup.layout
+    groups = [
+        f"{kind} ({group.block_tokens or 'a state'} tokens in {group.block_granules} granules)"
+        for kind, group in zip(setup.kinds, layout.groups, strict=True)
+    ]
+    extents = f"{layout.num_extents} extents of {layout.extent_granules} granules"
+    return "\n".join(
+        [
+            f"after {setup.template}: {', '.join(groups)}; {extents}",
+            f"{scheduler.max_num_seqs} slots, {scheduler.max_num_batched_tokens} tokens a step, "
+            f"{scheduler.steps_in_flight} steps in flight, policy {scheduler.policy}, queue {scheduler.max_queue}, "
+            f"watermark {scheduler.watermark}, prefill part {scheduler.long_prefill_token_threshold or 'any'}",
+            f"longest {setup.max_model_len} tokens, vocabulary {setup.vocab_tokens}, "
+            f"prefix cache {'on' if setup.prefix_caching else 'off'}, store {setup.store}, "
+            f"encoder rows {setup.encoder_rows} and {setup.encoder_budget_rows} a step",
+            f"faults: {', '.join(sorted(setup.sites)) or 'none'}",
+        ]
     )
 
 
 def coverage_table(tally: Tally) -> str:
     """Return what happened how often, as text for people."""
-    from headrace.sim.campaign import CELLS, all_pairs
-    from headrace.sim.swarm import FEATURES
+    from headrace.sim.campaign import all_pairs
+    from headrace.sim.cover import common_cells, rare_cells
+    from headrace.sim.features import FEATURES
 
+    cells = [*common_cells(), *rare_cells()]
+    more = sorted(set(tally.counts) - set(cells))
     lines = [f"{tally.seeds} seeds, {tally.steps} steps, evictions in {tally.seeds_with_evictions} seeds", ""]
-    lines += [f"  {name:<32} {tally.counts[name]:>9}" for name in CELLS]
+    lines += _columns([(name, tally.counts[name]) for name in cells])
+    lines += ["", "beside these"]
+    lines += _columns([(name, tally.counts[name]) for name in more])
     lines += ["", "runs with"]
-    lines += [f"  {name:<32} {tally.features[name]:>9}" for name in FEATURES]
+    lines += _columns([(name, tally.features[name]) for name in FEATURES])
     drawn = sum(tally.pairs[pair] > 0 for pair in all_pairs())
     return "\n".join([*lines, "", f"{drawn} of {len(all_pairs())} pairs of these drawn together"])
+
+
+def _columns(cells: list[tuple[str, int]]) -> list[str]:
+    """Lay (name, number) out in two columns."""
+    rows = -(-len(cells) // 2)
+    lines: list[str] = []
+    for row in range(rows):
+        pair = cells[row::rows]
+        lines.append("".join(f"  {name:<38} {count:>9}" for name, count in pair))
+    return lines

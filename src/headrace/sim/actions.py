@@ -13,11 +13,13 @@ from headrace.types.requests import EngineRequest
 
 
 class ActionKind(Enum):
-    """One thing that a front end or an engine does."""
+    """One thing that a front end, an engine or the outside world does."""
 
     ADD = "add"
     ABORT = "abort"
     RESET = "reset"
+    CLOCK = "clock"
+    CRASH = "crash"
     SCHEDULE = "schedule"
     EXECUTE = "execute"
     APPLY = "apply"
@@ -31,10 +33,12 @@ class Action:
         kind: what is done.
         source: the request of an ``ADD``.
         fails_at: output position at which its logits are not finite, or None.
-        request_id: whom an ``ABORT`` is about.
+        request_id: whom an ``ABORT`` is about; it may have ended.
+        seconds: by which a ``CLOCK`` jumps.
     """
 
     kind: ActionKind
     source: EngineRequest | None = None
     fails_at: int | None = None
     request_id: RequestId | None = None
+    seconds: float = 0.0

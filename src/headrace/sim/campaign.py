@@ -16,40 +16,15 @@ from itertools import combinations, count
 from multiprocessing import get_context
 
 from headrace.base.clock import Clock
-from headrace.sim.actions import Action
-from headrace.sim.harness import SimSetup
-from headrace.sim.replay import Failure, failure_of, replay, shrink
+from headrace.sim.cover import common_cells, rare_cells
+from headrace.sim.features import FEATURES
+from headrace.sim.replay import Failure, Run, failure_of, replay, shrink
 from headrace.sim.story import Story
-from headrace.sim.swarm import FEATURES, Swarm
+from headrace.sim.swarm import Swarm
 
 CHUNK_SEEDS = 10
 JUDGED_FROM_SEEDS, PAIRS_JUDGED_FROM_SEEDS = 200, 1000
 """Fewer seeds may miss a rare thing by chance."""
-
-CELLS = (
-    "requests",
-    "steps planned ahead",
-    "preemptions",
-    "preempted in flight",
-    "hits",
-    "hit tokens",
-    "evictions",
-    "cache resets",
-    "aborts waiting",
-    "aborts running",
-    "rows dropped",
-    "slots reused in one plan",
-    "prompt logprobs",
-    "resubmitted",
-    "finish stop",
-    "finish length",
-    "error non_finite_logits",
-    "error kv_cache_too_small",
-    "error context_length_exceeded",
-    "error invalid_request",
-    "error overloaded",
-)
-"""What must have happened at least once in a campaign."""
 
 
 @dataclass
@@ -59,7 +34,7 @@ class Tally:
     Attributes:
         seeds: how many ran to their end.
         steps: steps of the device.
-        counts: how often each of `CELLS` happened.
+        counts: how often each cell of `headrace.sim.cover.cells` happened, and more.
         features: in how many runs each of `FEATURES` was on.
         pairs: in how many runs two of them were on together.
         seeds_with_evictions: runs in which memory was short enough to evict a cached block.
@@ -90,9 +65,10 @@ class Tally:
         """Return what never happened although there were seeds enough for it."""
         missing: list[str] = []
         if self.seeds >= JUDGED_FROM_SEEDS:
-            missing += [name for name in CELLS if not self.counts[name]]
+            missing += [name for name in common_cells() if not self.counts[name]]
             missing += [name for name in FEATURES if not self.features[name]]
         if self.seeds >= PAIRS_JUDGED_FROM_SEEDS:
+            missing += [name for name in rare_cells() if not self.counts[name]]
             missing += [f"{one} with {other}" for one, other in all_pairs() if not self.pairs[one, other]]
         return missing
 
@@ -201,19 +177,17 @@ class Finding:
 
     Attributes:
         failure: as the run of the seed has it.
-        setup: sizes and options of the run.
-        actions: of the whole run, up to the failure.
-        shrunk: the part of them that is enough to fail in the same place.
+        run: the whole run, up to the failure.
+        shrunk: a smaller one that fails in the same place.
     """
 
     failure: Failure
-    setup: SimSetup
-    actions: list[Action]
-    shrunk: list[Action]
+    run: Run
+    shrunk: Run
 
     def tell(self, story: Story) -> Failure | None:
         """Run what is left once more, with its story; return how it fails."""
-        return replay(self.setup, self.shrunk, story)[0]
+        return replay(self.shrunk, story)[0]
 
 
 def examine(seed: int, *, least_steps: int, story: Story | None = None) -> Finding | Tally:
@@ -231,7 +205,7 @@ def examine(seed: int, *, least_steps: int, story: Story | None = None) -> Findi
     try:
         counts = swarm.run(least_steps)
     except Exception as error:  # whatever the system under test raises is a finding
-        failure, actions = failure_of(error, swarm.harness), swarm.harness.actions
-        return Finding(failure, swarm.setup, actions, shrink(swarm.setup, actions, failure))
+        failure, run = failure_of(error, swarm.harness), Run(swarm.setup, tuple(swarm.harness.actions))
+        return Finding(failure, run, shrink(run, failure))
     pairs = Counter(combinations(sorted(swarm.features), 2))
     return Tally(1, counts["steps"], counts, Counter(swarm.features), pairs, int(counts["evictions"] > 0))

@@ -5,158 +5,93 @@ Must not repair or change anything.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from headrace.base.ids import NULL_BLOCK, BlockId
-from headrace.kv.events import AllBlocksCleared, BlockStored, KvEvent
-from headrace.sched.request import Request, RequestState
-from headrace.sched.scheduler import Scheduler
-from headrace.sim.device import FakeDevice, SimFault, demand
-from headrace.sim.oracle import ROOT_CONTENT, next_content
-from headrace.types.outputs import SchedulerStats
+from headrace.kv.coordinator import KvCoordinator
+from headrace.sched.request import Request
+from headrace.sim.cells import SimFault, demand
+from headrace.tiers.ledger import OpenJob
 
 
-def check_blocks(scheduler: Scheduler) -> None:
-    """References = owners; free + used = total; the null block is nobody's; sharing only of equal beginnings."""
-    for index, group in enumerate(scheduler.kv.groups):
-        pool = group.pool
-        owners: Counter[BlockId] = Counter()
-        users: defaultdict[BlockId, list[tuple[int, Request]]] = defaultdict(list)
-        for request in scheduler.running:
-            table = request.kv.tables[index]
-            demand(len(set(table)) == len(table), f"{request.request_id} has a block twice: {table}")
-            for place, block in enumerate(table):
-                owners[block] += 1
-                users[block].append((place, request))
-        demand(NULL_BLOCK not in owners, "a request owns the null block")
-        free = pool.free_list()
-        idle = set(free)
-        demand(len(idle) == len(free) and NULL_BLOCK not in idle, f"broken free list {free}")
-        for block in pool.block_ids():
-            references = pool.references(block)
-            # Texts are made only for a failure: these loops are most of the simulator's time.
-            if references != owners[block]:
-                raise SimFault(f"block {block}: {references} references, {owners[block]} owners")
-            if (block in idle) != (references == 0):
-                raise SimFault(f"block {block} free: {block in idle}, {references} references")
-        demand(len(free) + len(owners) == pool.total_blocks == pool.free_blocks + len(owners), "free + used != total")
-        for block, sharers in users.items():
-            _check_sharing(block, sharers, group.block_tokens)
-
-
-def _check_sharing(block: BlockId, sharers: list[tuple[int, Request]], block_tokens: int) -> None:
-    place, first = sharers[0]
-    end = (place + 1) * block_tokens
-    for other_place, other in sharers[1:]:
-        same = other_place == place and other.token_ids[:end] == first.token_ids[:end]
-        demand(same and other.kv.extras == first.kv.extras, f"block {block} shared by different prefixes")
-
-
-def check_requests(scheduler: Scheduler, device_slots: int) -> SchedulerStats:
-    """Only running requests own slots and blocks; progress counters are in order. Returns the scheduler's figures."""
-    running, waiting = scheduler.running, scheduler.waiting
-    slots = [request.slot for request in running]
-    demand(len(set(slots)) == len(slots) <= device_slots and None not in slots, f"slots {slots}")
-    for request in running:
-        demand(request.state is RequestState.RUNNING, f"{request.request_id} is {request.state} among the running")
-        in_order = request.computed_tokens <= request.planned_tokens <= request.known_tokens
-        demand(in_order, f"{request.request_id}: computed {request.computed_tokens}, planned {request.planned_tokens}")
-        demand(len(request.token_ids) <= request.limit_tokens, f"{request.request_id} is longer than allowed")
-    keys = [request.order_key for request in waiting]
-    demand(keys == sorted(keys), "the queue is out of order")
-    for request in waiting:
-        demand(request.state in (RequestState.WAITING, RequestState.PREEMPTED), f"{request.state} in the queue")
-        demand(request.slot is None and not any(request.kv.tables), f"{request.request_id} waits and owns something")
-    stats = scheduler.stats()
-    demand((stats.running, stats.waiting) == (len(running), len(waiting)), "stats disagree")
-    return stats
-
-
-def check_no_starvation(
-    scheduler: Scheduler, *, budget_left_tokens: int, max_num_seqs: int, preempted: bool, watermark: float
-) -> None:
-    """Nobody waits while blocks, slots and budget for him are free, counting the hit that he would find now.
+def check_owners(kv: KvCoordinator, holders: Sequence[Request], jobs: Iterable[OpenJob]) -> None:
+    """References = owners, and the null block is nobody's.
 
     Args:
-        scheduler: just after `schedule`.
-        budget_left_tokens: of the step that was planned.
-        max_num_seqs: requests that may run at once.
-        preempted: somebody was preempted in this step; then nobody may start.
-        watermark: share of the blocks that a start must leave free.
-
-    Raises:
-        SimFault: the head of the queue waits for nothing.
+        kv: all pools.
+        holders: requests that may hold blocks.
+        jobs: open ones.
     """
-    running, waiting = scheduler.running, scheduler.waiting
-    if not waiting or preempted:
-        return
-    demand(bool(running), "requests wait and none runs")
-    if not budget_left_tokens or len(running) >= max_num_seqs:
-        return
-    head = waiting[0]
-    hit = scheduler.kv.find_hit(head.kv, head.token_ids)
-    if head.wants_prompt_logprobs:
-        hit = scheduler.kv.no_hit()
-    for index, group in enumerate(scheduler.kv.groups):
-
-        def missing(request: Request, index: int = index, size: int = group.block_tokens) -> int:
-            return max(0, -(-request.known_tokens // size) - len(request.kv.tables[index]))
-
-        in_use = sum(group.pool.references(block) > 0 for block in hit.parts[index].table)
-        promised = sum(missing(request) for request in running) + int(watermark * group.pool.total_blocks)
-        if missing(head) - in_use + promised > group.pool.free_blocks:
-            return
-    demand(False, f"{head.request_id} waits although everything for it is free")
+    # This runs after every call of the scheduler, so the counting is left to the interpreter.
+    tables = [table for request in holders for table in request.kv.tables]
+    counted = Counter(chain.from_iterable(tables))
+    for request in holders:
+        for save in request.kv.saves:
+            counted.update(block for _, block in save.blocks)
+    for entry in jobs:
+        for blocks in entry.job.blocks:
+            counted.update(set(blocks))
+    counted.pop(NULL_BLOCK, None)
+    references = _owners(kv)
+    if counted != references:
+        wrong = BlockId(min(b for b in [*counted, *references] if counted[BlockId(b)] != references.get(b, 0)))
+        raise SimFault(f"block {wrong}: {references.get(wrong, 0)} references, {counted[wrong]} owners")
+    live = sum(pool.live_blocks for pool in kv.memory.pools)
+    demand(live == len(counted), f"{live} blocks are not free, {len(counted)} are used")
 
 
-class EventReplay:
-    """Follows the cache events as a router would, and knows which content each hash stands for."""
+def _owners(kv: KvCoordinator) -> dict[int, int]:
+    """Return the number of owners of each block that has some."""
+    owners = kv.memory.owners
+    counts = owners.items() if isinstance(owners, Mapping) else enumerate(owners)
+    return {block: count for block, count in counts if count}
 
-    def __init__(self, num_groups: int) -> None:
-        self.contents: list[dict[bytes, tuple[int, ...]]] = [{} for _ in range(num_groups)]
-        # Content at the end of every prefix ever announced: a block may outlive its parent's eviction.
-        self._last_content: dict[bytes, int] = {}
 
-    def take(self, events: list[KvEvent]) -> None:
-        """Follow the events, in order."""
-        for event in events:
-            known = self.contents[event.group]
-            if isinstance(event, AllBlocksCleared):
-                known.clear()
-            elif isinstance(event, BlockStored):
-                demand(event.block_hash not in known, "a hash is announced twice")
-                demand(len(event.token_ids) == event.block_tokens, "an event with too few tokens")
-                known[event.block_hash] = self._contents(event)
-            else:
-                demand(event.block_hash in known, "a hash is removed that nobody announced")
-                del known[event.block_hash]
+def check_pools(kv: KvCoordinator) -> list[int]:
+    """Free + used = total in each pool, what is idle is cached, and each extent has one owner.
 
-    def _contents(self, event: BlockStored) -> tuple[int, ...]:
-        if event.parent_hash is None:
-            content = ROOT_CONTENT
-        else:
-            demand(event.parent_hash in self._last_content, "the parent of a stored block was never announced")
-            content = self._last_content[event.parent_hash]
-        contents = []
-        for token_id in event.token_ids:
-            content = next_content(content, token_id)
-            contents.append(content)
-        self._last_content[event.block_hash] = content
-        return tuple(contents)
+    Returns:
+        The owner of each extent; -1 for none.
+    """
+    owners = [-1] * kv.memory.layout.num_extents
+    memory = kv.memory
+    references, layout = memory.owners, memory.layout
+    extents: list[int] = []
+    for index, pool in enumerate(memory.pools):
+        # Asking for the extents takes empty ones back, so it comes first.
+        own = memory.extents_of(index)
+        blocks, free = pool.block_ids(), pool.free_list()
+        demand(len(set(blocks)) == len(blocks) == pool.total_blocks, f"group {index} has {blocks}")
+        idle = set(free)
+        demand(len(idle) == len(free) == pool.free_blocks, f"group {index}: broken free list {free}")
+        demand(idle <= set(blocks) and NULL_BLOCK not in idle, f"group {index}: strange blocks are free")
+        cached = 0
+        for block in blocks:
+            demand((block in idle) == (references[block] == 0), f"block {block}: {references[block]} references")
+            cached += bool(pool.hashes_of(block))
+        demand(cached == pool.cached_blocks, f"group {index}: {cached} blocks are cached, not {pool.cached_blocks}")
+        for block in pool.idle_list():
+            demand(bool(pool.hashes_of(block)), f"group {index}: idle block {block} caches nothing")
+        extents += own
+        for extent in own:
+            owners[extent] = index
+        if len(memory.pools) > 1:
+            at = {(block - layout.null_granules) // layout.extent_granules for block in blocks}
+            demand(at <= set(own), f"group {index} has blocks in extents {at} and owns {own}")
+    if len(memory.pools) > 1:
+        demand(len(set(extents)) == len(extents), f"an extent has two owners: {extents}")
+        lent = len(extents) + memory.unassigned_extents
+        demand(lent == layout.num_extents, f"{lent} of {layout.num_extents} extents are accounted for")
+    usage = memory.usage()
+    parts = (usage.live_bytes, usage.cached_bytes, usage.plain_bytes, usage.unassigned_bytes, usage.lost_bytes)
+    demand(min(parts) >= 0 and sum(parts) == usage.total_bytes, f"the bytes do not add up: {usage}")
+    return owners
 
-    def check(self, scheduler: Scheduler, device: FakeDevice) -> None:
-        """Replayed events equal the pool, and every block that can be hit has the right content on the device."""
-        for index, group in enumerate(scheduler.kv.groups):
-            pool = group.pool
-            demand(set(self.contents[index]) == pool.cached_hashes(), "replayed events differ from the pool")
-            cached = 0
-            for number in pool.block_ids():
-                hashes = pool.hashes_of(number)
-                if not hashes:
-                    continue
-                block_hash = hashes[-1]
-                cached += 1
-                for offset, content in enumerate(self.contents[index][block_hash]):
-                    cell = device.cell(index, BlockId(number), offset)
-                    demand(cell is not None and cell[0] == content, f"block {number} is published with {cell}")
-            demand(cached == pool.cached_blocks, "count of cached blocks")
+
+def check_idle(kv: KvCoordinator) -> None:
+    """Nobody holds anything."""
+    for index, pool in enumerate(kv.memory.pools):
+        demand(pool.live_blocks == 0, f"blocks leaked: {pool.live_blocks} of group {index}")
+    demand(not _owners(kv), "a block has owners although nobody is there")

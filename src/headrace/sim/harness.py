@@ -1,4 +1,4 @@
-"""Drives the real scheduler against the fake device, and compares all that comes out with the oracle.
+"""Drives the real scheduler against the fake device and the faulty world, and compares all that comes out.
 
 The driver decides when to post, plan, execute and apply; this class makes sure that each of these is legal for an
 engine and that nothing impossible comes back. Must not choose anything at random.
@@ -6,62 +6,54 @@ engine and that nothing impossible comes back. Must not choose anything at rando
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
 
+from headrace.base.errors import RequestError
 from headrace.base.ids import RequestId
-from headrace.config.engine import SchedulerConfig
-from headrace.kv.budget import fixed_layout
-from headrace.sched.scheduler import Scheduler
 from headrace.sim.actions import Action, ActionKind
-from headrace.sim.checks import EventReplay, check_blocks, check_no_starvation, check_requests
-from headrace.sim.device import Facts, FakeDevice, SimFault, demand
-from headrace.sim.oracle import Expected, expected_output
+from headrace.sim.cells import demand
+from headrace.sim.core import SimCore
+from headrace.sim.coverage import StateWatch, count_layout
+from headrace.sim.faults import Faults
+from headrace.sim.liveness import Liveness
+from headrace.sim.observer import Observer, Record
+from headrace.sim.oracle import expected_output
+from headrace.sim.rights import check_followers, check_quotas
+from headrace.sim.setup import SimSetup
+from headrace.sim.store import FakeStore, Timetable
 from headrace.sim.story import Story
-from headrace.types.cache_specs import FullAttentionSpec, KvLayout, LayerCache
-from headrace.types.events import AbortRequest, AddRequest, InboxEvent, ResetPrefixCache
-from headrace.types.outputs import FinishReason, RequestDelta
+from headrace.types.error_records import record_of
+from headrace.types.events import (
+    AbortRequest,
+    AddRequest,
+    GrammarReady,
+    InboxEvent,
+    JobDone,
+    LookupDone,
+    ResetPrefixCache,
+)
+from headrace.types.outputs import StepNews
 from headrace.types.plans import StepPlan
 from headrace.types.requests import EngineRequest
-from headrace.types.results import StepResult
 
-
-@dataclass(frozen=True)
-class SimSetup:
-    """Everything that is fixed for one run."""
-
-    scheduler: SchedulerConfig
-    layout: KvLayout
-    max_model_len: int
-    vocab_tokens: int
-    enable_prefix_caching: bool = True
-
-
-def sim_layout(blocks: Sequence[tuple[int, int]]) -> KvLayout:
-    """Return a layout from (tokens in a block, usable blocks) of each group."""
-    return fixed_layout(
-        [LayerCache(group, FullAttentionSpec(group + 1, 4, 4, 4)) for group in range(len(blocks))],
-        block_tokens=[block_tokens for block_tokens, _ in blocks],
-        usable_blocks=[usable for _, usable in blocks],
-    )
-
-
-@dataclass
-class Record:
-    """What is known of one request from outside."""
-
-    source: EngineRequest
-    expected: Expected
-    fails_at: int | None = None
-    output_ids: list[int] = field(default_factory=list)
-    prompt_positions: list[int] = field(default_factory=list)
-    finish: RequestDelta | None = None
-    aborted: bool = False
+STEP_S = 0.001
+"""Time that passes with every applied step."""
 
 
 class Harness:
-    """One engine core in small: scheduler, device, and an observer in place of the front end."""
+    """One engine in small: core, device, store, and an observer in place of the front end.
+
+    Attributes:
+        setup: sizes and options.
+        core: the scheduler of the present life, with its device.
+        observer: what the front end knows.
+        actions: what was done so far.
+        inbox: events that the scheduler has not taken.
+        busy_steps: steps that computed something.
+        at_step: number of the step that was planned, executed or applied last.
+        counts: how often interesting things happened.
+        now_s: time.
+    """
 
     def __init__(self, setup: SimSetup, story: Story | None = None) -> None:
         """Make an idle engine.
@@ -75,38 +67,40 @@ class Harness:
         self.actions: list[Action] = []
         self.at_step = 0
         self.busy_steps = 0
-        self.scheduler = Scheduler(
-            setup.scheduler,
-            layout=setup.layout,
-            max_model_len=setup.max_model_len,
-            enable_prefix_caching=setup.enable_prefix_caching,
-            record_events=True,
-        )
-        self._stats = self.scheduler.stats()
-        self.records: dict[RequestId, Record] = {}
-        facts = Facts(
-            salt_of=lambda request_id: self.records[request_id].source.cache_salt,
-            fails_at=lambda request_id: self.records[request_id].fails_at,
-            is_published=lambda group, block: self.scheduler.kv.groups[group].pool.hashes_of(block) != (),
-        )
-        config = setup.scheduler
-        self.device = FakeDevice(
-            setup.layout, config.max_num_seqs, config.max_num_batched_tokens, setup.vocab_tokens, facts
-        )
-        self.replay = EventReplay(len(setup.layout.groups))
-        self.inbox: list[InboxEvent] = []
-        self.planned: deque[StepPlan] = deque()
-        self.executed: deque[tuple[StepPlan, StepResult]] = deque()
-        self._planned_ids: dict[int, list[RequestId]] = {}
-        self._live: dict[RequestId, None] = {}
-        self.started_ids: set[RequestId] = set()
-        self.counts: Counter[str] = Counter()
+        self.lives = 1
         self.now_s = 0.0
+        self.counts: Counter[str] = Counter()
+        self.faults = Faults(setup.seed, setup.sites)
+        self.timetable = Timetable()
+        self.store: FakeStore | None = None
+        if setup.store != "none":
+            self.store = FakeStore(self.faults, self.timetable, divergent_hits=setup.store == "divergent")
+        self.observer = Observer()
+        self.inbox: list[InboxEvent] = []
+        self._twice: list[EngineRequest] = []
+        self._watch = StateWatch(self.counts)
+        self._liveness = Liveness(setup)
+        self.core = self._new_core()
+        count_layout(self.counts, setup)
 
     @property
     def in_flight_steps(self) -> int:
         """Plans that were not applied."""
-        return len(self.planned) + len(self.executed)
+        return len(self.core.planned) + len(self.core.executed)
+
+    @property
+    def steps(self) -> int:
+        """Steps that devices have run so far, in all lives."""
+        return self.counts["steps"] + self.core.device.executed_steps
+
+    @property
+    def records(self) -> dict[RequestId, Record]:
+        """What is known of each request."""
+        return self.observer.records
+
+    def live_ids(self) -> list[RequestId]:
+        """Requests that the front end believes to be unfinished."""
+        return list(self.observer.live)
 
     def do(self, action: Action) -> None:
         """Do one action and remember it; one that an engine could not do now is passed over.
@@ -115,40 +109,66 @@ class Harness:
             SimFault: an invariant is broken or an output is wrong.
         """
         self.actions.append(action)
-        kind = action.kind
-        if kind is ActionKind.ADD and action.source is not None:
-            self.add(action.source, action.fails_at)
-        elif kind is ActionKind.ABORT and action.request_id in self.live_ids():
-            self.abort(action.request_id)
-        elif kind is ActionKind.RESET:
-            self.reset_prefix_cache()
-        elif kind is ActionKind.SCHEDULE and self.in_flight_steps < self.setup.scheduler.steps_in_flight:
-            self.schedule()
-        elif kind is ActionKind.EXECUTE:
-            self.execute()
-        elif kind is ActionKind.APPLY and self.in_flight_steps:
-            self.apply()
+        match action.kind:
+            case ActionKind.ADD if action.source is not None:
+                self.add(action.source, action.fails_at)
+            case ActionKind.ABORT if action.request_id is not None:
+                self.abort(action.request_id)
+            case ActionKind.RESET:
+                self.reset_prefix_cache()
+            case ActionKind.CLOCK:
+                self.jump(action.seconds)
+            case ActionKind.CRASH:
+                self.crash()
+            case ActionKind.SCHEDULE if self.in_flight_steps < self.setup.scheduler.steps_in_flight:
+                self.schedule()
+            case ActionKind.EXECUTE:
+                self.execute()
+            case ActionKind.APPLY if self.in_flight_steps:
+                self.apply()
 
     def add(self, source: EngineRequest, fails_at: int | None = None) -> None:
-        """Post a request; ``fails_at`` is the output position at which its logits are not finite."""
-        demand(source.request_id not in self.records, "the simulation used an id twice")
-        expected = expected_output(source, vocab_tokens=self.setup.vocab_tokens, max_model_len=self.setup.max_model_len)
+        """Post a request; ``fails_at`` is the output position at which its logits are not finite.
+
+        One whose id is known is a mistake of the front end: it must be refused without harm to the first.
+        """
+        known = self.records.get(source.request_id)
+        if self.story:
+            self.story.posted(source, fails_at)
+        if known is not None:
+            self._twice.append(source)
+            return
+        setup = self.setup
+        expected = expected_output(source, vocab_tokens=setup.vocab_tokens, max_model_len=setup.max_model_len)
         if fails_at is not None:
             fails_at = max(fails_at, len(source.produced_token_ids))
         record = Record(source, expected, fails_at, output_ids=list(source.produced_token_ids))
-        self.records[source.request_id] = record
-        self.inbox.append(AddRequest(source))
-        self._live[source.request_id] = None
+        self.observer.add(record)
+        self._post(record)
         self.counts["requests"] += 1
         self.counts["prompt logprobs"] += source.sampling.prompt_logprobs is not None
         self.counts["resubmitted"] += bool(source.produced_token_ids)
-        if self.story:
-            self.story.posted(source, fails_at)
+
+    def _post(self, record: Record) -> None:
+        source = record.source
+        self.inbox.append(AddRequest(source))
+        if source.grammar is None:
+            return
+        where = source.request_id
+        record.grammar_error = self.faults.fires("grammar fails", where)
+        error = record_of(RequestError("the grammar cannot be compiled")) if record.grammar_error else None
+        late = self.faults.fires("grammar late", where)
+        roll = self.faults.roll("grammar", where)
+        delay_s = (0.02, 0.1, 3.0)[roll % 3] if late else (0.0, 0.0, 0.001, 0.004)[roll % 4]
+        self.timetable.put(self.now_s + delay_s, GrammarReady(source.request_id, error))
+        self.counts["grammars"] += 1
 
     def abort(self, request_id: RequestId) -> None:
-        """Post the abort of a request."""
-        self.records[request_id].aborted = True
-        self._live.pop(request_id, None)
+        """Post the abort of a request; nobody may mind one of a request that has ended or never was."""
+        if request_id in self.observer.live:
+            self.observer.abort(request_id)
+        else:
+            self.counts["aborts of nobody"] += 1
         self.inbox.append(AbortRequest(request_id))
         if self.story:
             self.story.line(f"post abort of {request_id}")
@@ -160,150 +180,180 @@ class Harness:
         if self.story:
             self.story.line("post reset of the prefix cache")
 
-    def live_ids(self) -> list[RequestId]:
-        """Requests that the front end believes to be unfinished."""
-        return list(self._live)
+    def jump(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += seconds
+        self.counts["clock jumps"] += 1
+        if self.story:
+            self.story.line(f"the clock jumps by {seconds:g} s to {self.now_s:.3f}")
+
+    def crash(self) -> None:
+        """End the core; a new one gets what is unfinished, in the order of arrival."""
+        if self.story:
+            self.story.line("the core crashes; a new one gets the unfinished requests")
+        self.counts["crashes"] += 1
+        self.counts["crashes with work in flight"] += self.in_flight_steps > 0
+        self._harvest()
+        jobs = self.timetable.drop(JobDone)
+        self.timetable.drop(LookupDone)
+        self.timetable.drop(GrammarReady)
+        if self.faults.fires("report of a former life", self.lives):
+            for event in jobs:
+                self.timetable.put(self.now_s + 0.002, event)
+        self.lives += 1
+        if self.store is not None:
+            self.store.crashed()
+        self.inbox = []
+        self._twice = []
+        self._liveness.crashed()
+        self._watch.crashed()
+        self.core = self._new_core()
+        for record in self.observer.resubmit():
+            self._post(record)
 
     def schedule(self) -> StepPlan:
         """Plan a step and check the world."""
         demand(self.in_flight_steps < self.setup.scheduler.steps_in_flight, "the simulation plans too far ahead")
-        preemptions, self.at_step = self._stats.preemptions, self._stats.step
-        running = {request.request_id for request in self.scheduler.running}
+        core = self.core
+        self._rest()
+        self._send_twice()
+        self._deliver()
         self.counts["steps planned ahead"] += self.in_flight_steps > 0
-        self._count_aborts()
-        plan = self.scheduler.schedule(self.inbox, self.now_s)
+        self._watch.before_schedule(core.scheduler, self.inbox)
+        running = {request.request_id for request in core.scheduler.running}
+        self.at_step = core.next_step
+        plan = core.schedule(self.inbox, self.now_s)
+        self.observer.taken(self.inbox)
         self.inbox = []
-        self.planned.append(plan)
-        self.started_ids |= {start.request_id for start in plan.starts}
-        self.counts["hits"] += sum(start.computed_tokens > 0 for start in plan.starts)
-        self.counts["hit tokens"] += sum(start.computed_tokens for start in plan.starts)
-        self.busy_steps += bool(plan.decodes or plan.rows)
-        owners = {request.slot: request.request_id for request in self.scheduler.running}
-        self._planned_ids[plan.step] = [*(owners[slot] for slot in plan.decodes), *(r.request_id for r in plan.rows)]
+        self.busy_steps += bool(plan.total_tokens)
+        self._watch.plan(plan, self.setup, ahead=self.in_flight_steps > 1)
         if self.story:
-            waiting = [request.request_id for request in self.scheduler.waiting]
-            self.story.planned(plan, preempted=[name for name in waiting if name in running], waiting=waiting)
+            waiting = [request.request_id for request in core.scheduler.waiting]
+            self.story.planned(plan, core.decode_rows(plan), [n for n in waiting if n in running], waiting)
         self.check()
-        preempted = self._stats.preemptions - preemptions
-        self.counts["preemptions"] += preempted
-        self.counts["preempted in flight"] += preempted if self.in_flight_steps > 1 else 0
-        idle_tokens = self.setup.scheduler.max_num_batched_tokens - plan.total_tokens
-        check_no_starvation(
-            self.scheduler,
-            budget_left_tokens=idle_tokens,
-            max_num_seqs=self.setup.scheduler.max_num_seqs,
-            preempted=preempted > 0,
-            watermark=self.setup.scheduler.watermark,
-        )
-        stuck = self.in_flight_steps == 1 and not plan.total_tokens and bool(self.scheduler.running)
-        demand(not stuck, "requests run, nothing is in flight, and nothing is planned")
+        self.observer.check_deadlines(core.at_work_ids(), self.now_s)
+        check_followers(core, plan)
+        check_quotas(self.setup, core, plan)
+        preempted = self._watch.after_schedule(core.scheduler, running, ahead=self.in_flight_steps > 1)
+        self._liveness.after_schedule(core, plan, preempted=preempted > 0)
         return plan
 
     def execute(self) -> None:
-        """Let the device do the oldest planned step, if there is one."""
-        if self.planned:
-            plan = self.planned.popleft()
-            self.at_step = plan.step
-            if self.story:
-                self.story.line("device runs it", plan.step)
-            self.executed.append((plan, self.device.execute(plan)))
-
-    def apply(self) -> list[RequestDelta]:
-        """Settle the oldest step in flight and check the world."""
-        if not self.executed:
-            self.execute()
-        plan, result = self.executed.popleft()
+        """Let the device do the oldest planned step, if there is one that need not wait for a mask."""
+        core = self.core
+        if not core.planned:
+            return
+        plan = core.planned[0]
+        if core.executed and any(row.gated for row in plan.rows):
+            return
         self.at_step = plan.step
-        self.now_s += 0.001
-        before = {request.request_id for request in [*self.scheduler.running, *self.scheduler.waiting]}
-        deltas = list(self.scheduler.apply(plan, result, self.now_s).each())
-        dropped = [name for name in self._planned_ids.pop(plan.step) if name not in before]
+        if self.story:
+            self.story.line("device runs it", plan.step)
+        core.execute()
+        for job in plan.loads:
+            if self.store is not None:
+                self.store.now_s = self.now_s
+                self.store.begin(job)
+
+    def apply(self) -> StepNews:
+        """Settle the oldest step in flight and check the world."""
+        core = self.core
+        if not core.executed:
+            self.execute()
+        plan = core.executed[0][0]
+        self.at_step = plan.step
+        self.now_s += STEP_S
+        before = core.at_work_ids()
+        news = core.apply(self.now_s)
+        owners = [row.request_id for row in plan.rows]
+        dropped = [name for name in owners if name not in before]
         self.counts["rows dropped"] += len(dropped)
         if self.story:
-            self.story.applied(plan.step, deltas, dropped)
-        for delta in deltas:
-            self._observe(delta)
+            self.story.applied(plan.step, news, dropped)
+        self.observer.take(news, now_s=self.now_s)
         self.check()
-        return deltas
+        self._watch.after_apply(core.scheduler)
+        return news
 
     def check(self) -> None:
         """Check every invariant that holds between two calls."""
-        check_blocks(self.scheduler)
-        self._stats = check_requests(self.scheduler, self.setup.scheduler.max_num_seqs)
-        events = self.scheduler.take_events()
+        events = self.core.check()
         if self.story:
             self.story.cache_events(events)
-        self.replay.take(events)
-        if not self.planned:
-            self.replay.check(self.scheduler, self.device)
 
     def drain(self, limit_steps: int = 3000) -> None:
-        """Run until nothing is left to do.
+        """Run until nothing is left to do; time jumps to the next event when nobody can do anything before.
 
         Raises:
             SimFault: some request does not end.
         """
         for _ in range(limit_steps):
-            wanted = self.scheduler.has_work or bool(self.inbox)
+            wanted = self.core.scheduler.has_work or bool(self.inbox) or self.timetable.next_s is not None
             if not wanted and not self.in_flight_steps:
                 break
             if wanted and self.in_flight_steps < self.setup.scheduler.steps_in_flight:
                 self.schedule()
             self.apply()
-        demand(not self.scheduler.has_work, f"work is left after {limit_steps} steps")
+        demand(not self.core.scheduler.has_work, f"work is left after {limit_steps} steps")
         self._check_end()
 
-    def _count_aborts(self) -> None:
-        places = {request.request_id: "running" for request in self.scheduler.running}
-        places |= {request.request_id: "waiting" for request in self.scheduler.waiting}
-        for event in self.inbox:
-            if isinstance(event, AbortRequest) and event.request_id in places:
-                self.counts[f"aborts {places[event.request_id]}"] += 1
-
-    def _observe(self, delta: RequestDelta) -> None:
-        record = self.records[delta.request_id]
-        demand(record.finish is None, f"{delta.request_id}: news after the end")
-        # An abort that is still in the inbox may be overtaken by news, one that was taken may not.
-        pending = any(isinstance(event, AbortRequest) and event.request_id == delta.request_id for event in self.inbox)
-        at_the_door = delta.request_id not in self.started_ids
-        demand(not record.aborted or pending or at_the_door, f"{delta.request_id}: news after the abort")
-        record.output_ids += delta.new_token_ids
-        expected = record.expected
-        good = record.output_ids == expected.output_ids[: len(record.output_ids)]
-        demand(good, f"{delta.request_id}: {record.output_ids} instead of {expected.output_ids}")
-        record.prompt_positions += [round(-entry.logprob) for entry in delta.prompt_logprobs or []]
-        if delta.finish_reason is not None:
-            record.finish = delta
-            self._live.pop(delta.request_id, None)
-            self._check_finish(record, delta)
-
-    def _check_finish(self, record: Record, delta: RequestDelta) -> None:
-        source = record.source
-        if delta.finish_reason is FinishReason.ERROR:
-            if delta.error is None:
-                raise SimFault("an error without a record")
-            self.counts[f"error {delta.error.code}"] += 1
-            if delta.error.code == "non_finite_logits":
-                demand(record.fails_at == len(record.output_ids), f"failed after {len(record.output_ids)} tokens")
+    def _rest(self) -> None:
+        """Jump to the next thing that happens by itself, if nothing else can happen before."""
+        if self.inbox or self.core.computes or self.core.can_move:
             return
-        expected = record.expected
-        demand(record.fails_at is None or record.fails_at >= len(expected.output_ids), "a fault was not reported")
-        demand(record.output_ids == expected.output_ids, f"{source.request_id} ended early")
-        same = (delta.finish_reason, delta.stop_token_id) == (expected.reason, expected.stop_token_id)
-        demand(same, f"{source.request_id} ended by {delta.finish_reason}, {delta.stop_token_id}")
-        self.counts[f"finish {expected.reason.text}"] += 1
-        computed = source.produced_token_ids != expected.output_ids
-        if computed and source.sampling.prompt_logprobs is not None:
-            wanted = list(range(1, len(source.prompt_token_ids)))
-            demand(record.prompt_positions == wanted, f"prompt log-probabilities of {record.prompt_positions}")
-            demand(delta.cached_tokens == 0, "hits in spite of prompt log-probabilities")
+        moments = [self.timetable.next_s, self.core.scheduler.next_event_s]
+        known = [moment for moment in moments if moment is not None and moment > self.now_s]
+        if known:
+            self.now_s = min(known)
+
+    def _deliver(self) -> None:
+        for event in self.timetable.take(self.now_s):
+            if isinstance(event, JobDone):
+                self.core.land(event)
+            if self.story:
+                self.story.arrived(event)
+            self.inbox.append(event)
+        if self.store is not None:
+            self.store.now_s = self.now_s
+
+    def _send_twice(self) -> None:
+        """Post the requests that are sent again by mistake, as far as the first ones are at work now."""
+        at_work = self.core.at_work_ids()
+        for source in self._twice:
+            record = self.records[source.request_id]
+            timed = source.deadline_s is not None
+            if source.request_id in at_work and not record.aborted and not timed:
+                self.inbox.append(AddRequest(source))
+                self.observer.expect_refusal(source.request_id)
+                self.counts["ids used twice"] += 1
+        self._twice = []
+
+    def _new_core(self) -> SimCore:
+        core = SimCore(self.setup, self.observer, self.faults, self.store, life=self.lives)
+        if self.store is not None:
+            self.store.unit_tokens = core.scheduler.kv.hash_tokens
+        return core
+
+    def _harvest(self) -> None:
+        """Add what the device and the pools of this life have counted."""
+        core = self.core
+        self.counts += core.device.counts
+        self.counts["steps"] += core.device.executed_steps
+        self.counts["extents lent on"] += core.extents_lent_on
+        self.counts["encoder runs"] += core.device.encoders.encoded
+        self.counts["encoder outputs dropped"] += core.device.encoders.freed
+        for kind, pool in zip(self.setup.kinds, core.scheduler.kv.memory.pools, strict=True):
+            self.counts["evictions"] += pool.evicted_blocks
+            self.counts[f"evicted {kind}"] += pool.evicted_blocks
 
     def _check_end(self) -> None:
-        for request_id, record in self.records.items():
-            demand(record.finish is not None or record.aborted, f"{request_id} never ended")
-        demand(not self.device.slots, f"slots {list(self.device.slots)} were never released")
-        for group in self.scheduler.kv.groups:
-            demand(group.pool.free_blocks == group.pool.total_blocks, "blocks leaked")
-            self.counts["evictions"] += group.pool.evicted_blocks
-        self.counts["slots reused in one plan"] += self.device.reused_slots
-        self.counts["steps"] += self.device.executed_steps
+        self.observer.check_end()
+        self.core.check_end()
+        if self.store is not None:
+            self.store.check_end()
+        self._harvest()
+        self.counts += self.observer.counts
+        if self.store is not None:
+            self.counts += self.store.counts
+        for site, times in self.faults.fired.items():
+            self.counts[f"fault {site}"] += times

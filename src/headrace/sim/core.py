@@ -1,0 +1,278 @@
+"""One life of an engine core: a scheduler and its device, the plans between them, and what must hold at all times.
+
+Must not know actions or the front end's side of a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from headrace.base.ids import BlockId, RequestId
+from headrace.kv.events import KvEvent
+from headrace.sched.request import QUEUED, REMOTE, Request, RequestState
+from headrace.sched.scheduler import Scheduler
+from headrace.sim.cells import demand
+from headrace.sim.checks import check_idle, check_owners, check_pools
+from headrace.sim.device import Facts, FakeDevice
+from headrace.sim.faults import Faults
+from headrace.sim.mirror import CacheMirror
+from headrace.sim.observer import Observer
+from headrace.sim.setup import SimSetup
+from headrace.sim.store import FakeStore
+from headrace.tiers.ledger import OpenJob
+from headrace.types.events import InboxEvent, JobDone
+from headrace.types.outputs import StepNews
+from headrace.types.plans import PlanRow, StepPlan
+from headrace.types.requests import EngineRequest
+from headrace.types.results import StepResult
+
+_FULL_CHECK_CALLS = 12
+"""Expensive checks run after so many calls of the scheduler."""
+
+LOOKUP_TIMEOUT_S, LOAD_TIMEOUT_S = 0.05, 0.2
+"""In steps of a millisecond: short enough to pass in a run."""
+
+
+def make_scheduler(setup: SimSetup, store: FakeStore | None, life: int) -> Scheduler:
+    """Return a new scheduler with all that a run has switched on."""
+    return Scheduler(
+        setup.scheduler,
+        layout=setup.layout,
+        max_model_len=setup.max_model_len,
+        enable_prefix_caching=setup.prefix_caching,
+        hash_seed=setup.hash_seed if life == 1 or setup.keeps_hash_seed else f"{setup.hash_seed} {life}",
+        hash_tokens=setup.hash_tokens,
+        checkpoint_tokens=setup.checkpoint_tokens,
+        eviction=setup.eviction,
+        encoder_cache_rows=setup.encoder_rows,
+        encoder_budget_rows=setup.encoder_budget_rows,
+        connector=store,
+        lookup_timeout_s=LOOKUP_TIMEOUT_S,
+        load_timeout_s=LOAD_TIMEOUT_S,
+        record_events=True,
+    )
+
+
+_READY = QUEUED | {RequestState.ARRIVED}
+
+
+class SimCore:
+    """Scheduler and device of one life.
+
+    Attributes:
+        scheduler: the real one.
+        device: the fake one.
+        planned: plans that the device has not run.
+        executed: plans with results that were not applied.
+        next_step: number of the next plan.
+        last_plan_empty: nothing was computed by the last one.
+        held_before: who held blocks before the last plan.
+        extents_lent_on: extents that went from one group to another.
+    """
+
+    def __init__(
+        self, setup: SimSetup, observer: Observer, faults: Faults, store: FakeStore | None, *, life: int
+    ) -> None:
+        """Begin a life.
+
+        Args:
+            setup: sizes and options.
+            observer: knows the requests.
+            faults: decides about drafts.
+            store: outside store, or None.
+            life: number of the life, from 1.
+        """
+        self._setup = setup
+        self._observer = observer
+        self._faults = faults
+        self.scheduler = make_scheduler(setup, store, life)
+        config = setup.scheduler
+        facts = Facts(
+            source_of=self._source_of,
+            fails_at=lambda request_id: observer.records[request_id].fails_at,
+            published_cells=self._published_cells,
+            guess=self._guess,
+            contents_of=lambda request_id, tokens: observer.records[request_id].contents(tokens),
+            settled_tokens=lambda request_id: len(observer.records[request_id].output_ids),
+        )
+        self.device = FakeDevice(
+            setup.layout,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            setup.vocab_tokens,
+            facts,
+            setup.encoder_rows,
+            setup.encoder_budget_rows,
+        )
+        self.mirror = CacheMirror(len(setup.layout.groups), self._content_at)
+        self.planned: deque[StepPlan] = deque()
+        self.executed: deque[tuple[StepPlan, StepResult]] = deque()
+        self.next_step = 0
+        self.last_plan_empty = True
+        self.extents_lent_on = 0
+        self.held_before: set[RequestId] = set()
+        self._extents = [-1] * setup.layout.num_extents
+        self._seen: list[Request] = []
+        self._calls = 0
+
+    def schedule(self, inbox: Sequence[InboxEvent], now_s: float) -> StepPlan:
+        """Plan a step."""
+        self._seen = [*self.scheduler.running, *self.scheduler.waiting]
+        self.held_before = {request.request_id for request in self.holders()}
+        plan = self.scheduler.schedule(inbox, now_s)
+        demand(plan.step == self.next_step, f"plan {plan.step} in place of {self.next_step}")
+        self.next_step += 1
+        self.planned.append(plan)
+        self.last_plan_empty = not plan.total_tokens
+        return plan
+
+    def execute(self) -> None:
+        """Let the device run the oldest plan."""
+        plan = self.planned.popleft()
+        self.executed.append((plan, self.device.execute(plan)))
+
+    def apply(self, now_s: float) -> StepNews:
+        """Settle the oldest plan."""
+        self._seen = [*self.scheduler.running, *self.scheduler.waiting]
+        plan, result = self.executed.popleft()
+        return self.scheduler.apply(plan, result, now_s)
+
+    def land(self, event: JobDone) -> None:
+        """Let a load of this life write its blocks; a report of an earlier one, or a second one, writes nothing."""
+        if event.job_id in self.device.loads.open_jobs:
+            self.device.loads.land(event.job_id, event.valid_tokens)
+
+    def check(self) -> list[KvEvent]:
+        """Check every invariant that holds between two calls; return the cache events since the last check."""
+        scheduler = self.scheduler
+        kv = scheduler.kv
+        check_owners(kv, self.holders(), self.open_jobs())
+        self.check_requests()
+        events = scheduler.take_events()
+        if events:
+            stored = self.mirror.take(events)
+            # What is published was applied, so the device has run it.
+            self.mirror.check_contents(kv, self.device.cells, stored)
+        self._check_encoder()
+        self._calls += 1
+        if self._calls % _FULL_CHECK_CALLS == 0:
+            extents = check_pools(kv)
+            self.extents_lent_on += sum(
+                -1 not in (old, new) and old != new for old, new in zip(self._extents, extents, strict=True)
+            )
+            self._extents = extents
+            self.mirror.check_all(kv, self.device.cells)
+        return events
+
+    def check_requests(self) -> None:
+        """Only who runs owns a slot; who waits in the queue holds nothing; progress counters are in order."""
+        scheduler = self.scheduler
+        running = scheduler.running
+        slots = {request.slot for request in running}
+        good = len(slots) == len(running) <= self._setup.scheduler.max_num_seqs and None not in slots
+        demand(good, f"slots {slots}")
+        drafts = self._setup.scheduler.speculative_tokens
+        for request in running:
+            in_order = request.computed_tokens <= request.planned_tokens <= request.known_tokens + drafts
+            if not in_order or len(request.token_ids) > request.limit_tokens:
+                demand(False, f"{request.request_id}: {request.computed_tokens}, {request.planned_tokens} tokens")
+            if request.state is not RequestState.RUNNING:
+                demand(False, f"{request.request_id} is {request.state} among the running")
+        order = (-math.inf, 0)
+        for request in scheduler.waiting:
+            holds = any(request.kv.tables) and request.state not in REMOTE
+            if request.slot is not None or holds or request.state is RequestState.RUNNING:
+                demand(False, f"{request.request_id} is {request.state} and owns something")
+            demand(order <= request.order_key, "the queue is out of order")
+            order = request.order_key
+
+    def _check_encoder(self) -> None:
+        """Rows of encoder outputs add up, and only those hold some who have a slot."""
+        encoder = self.scheduler.encoder
+        if encoder is None:
+            return
+        cache = encoder.cache
+        good = 0 <= cache.used_rows <= cache.capacity_rows and cache.resident_rows <= cache.capacity_rows
+        demand(good, f"encoder cache: {cache.used_rows} used, {cache.resident_rows} resident of {cache.capacity_rows}")
+        owners = {request.request_id for request in self.scheduler.running if cache.uses_of(request.request_id)}
+        demand(bool(owners) or not cache.used_rows, f"{cache.used_rows} encoder rows are used by nobody")
+
+    def check_end(self) -> None:
+        """Nothing is left."""
+        scheduler = self.scheduler
+        demand(not self.device.slots, f"slots {list(self.device.slots)} were never released")
+        demand(not self.device.loads.open_jobs, f"jobs {list(self.device.loads.open_jobs)} never ended")
+        check_pools(scheduler.kv)
+        self.mirror.check_all(scheduler.kv, self.device.cells)
+        check_idle(scheduler.kv)
+        if scheduler.encoder is not None:
+            demand(scheduler.encoder.cache.used_rows == 0, "encoder outputs are held by nobody")
+            kept = set(scheduler.encoder.cache.identifiers)
+            demand(kept == set(self.device.encoders.rows), "the worker keeps other encoder outputs than the scheduler")
+        stats = scheduler.stats()
+        demand(stats.running == stats.waiting == 0 and stats.blocks_free == stats.blocks_total, "the figures disagree")
+
+    def holders(self) -> list[Request]:
+        """Requests that may hold blocks."""
+        remote = self.scheduler.remote
+        return self.scheduler.running if remote is None else [*self.scheduler.running, *remote.loading, *remote.arrived]
+
+    def ready(self) -> list[Request]:
+        """Requests without a slot that wait for nothing but room, in order."""
+        return [request for request in self.scheduler.waiting if request.state in _READY]
+
+    def open_jobs(self) -> list[OpenJob]:
+        """Loads that have not reported."""
+        remote = self.scheduler.remote
+        return [] if remote is None else remote.ledger.jobs
+
+    @property
+    def computes(self) -> bool:
+        """Whether a plan in flight computes something."""
+        return any(plan.total_tokens for plan in self.planned) or any(plan.total_tokens for plan, _ in self.executed)
+
+    @property
+    def can_move(self) -> bool:
+        """Whether the scheduler could do something without help from outside."""
+        scheduler = self.scheduler
+        if self.open_jobs() and self.last_plan_empty:
+            # What is free is not enough, and the rest may be held by loads that nobody waits for any more.
+            return False
+        if scheduler.running or self.ready():
+            return True
+        # Something to report or to release.
+        return scheduler.has_work and not scheduler.waiting and not self.open_jobs()
+
+    def at_work_ids(self) -> set[RequestId]:
+        """Requests that the scheduler has."""
+        scheduler = self.scheduler
+        return {request.request_id for request in [*scheduler.running, *scheduler.waiting]}
+
+    def decode_rows(self, plan: StepPlan) -> list[PlanRow]:
+        """Return the decodes of a plan as rows, for people."""
+        owners = {request.slot: request for request in self.scheduler.running}
+        return [
+            PlanRow(slot, owners[slot].request_id, owners[slot].planned_tokens - 1, 1, True) for slot in plan.decodes
+        ]
+
+    def _source_of(self, request_id: RequestId) -> EngineRequest:
+        return self._observer.records[request_id].source
+
+    def _published_cells(self, group: int, block: BlockId) -> int:
+        pool = self.scheduler.kv.memory.pools[group]
+        return self.mirror.published_cells(pool, self.device.cells.shapes[group], block)
+
+    def _guess(self, request_id: RequestId, position: int, right: int) -> int:
+        roll = self._faults.roll("draft", request_id, position)
+        return right if roll % 8 < self._setup.right_drafts else (right + 1) % self._setup.vocab_tokens
+
+    def _content_at(self, block_hash: bytes) -> tuple[int, int] | None:
+        unit = self.scheduler.kv.hash_tokens
+        # Those of before the call: who publishes may have ended in it.
+        for request in [*self.holders(), *self.scheduler.waiting, *self._seen]:
+            if block_hash in request.kv.hashes:
+                tokens = (request.kv.hashes.index(block_hash) + 1) * unit
+                return tokens, self._observer.records[request.request_id].contents(tokens)[-1]
+        return None
