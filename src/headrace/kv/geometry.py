@@ -30,6 +30,8 @@ _STATE_WEIGHT = 0.001
 """What one more recurrent group costs in bookkeeping, as a share of memory: its table has one block for good."""
 _ATTENTION_WEIGHT = 0.012
 """The same for a group whose tables grow."""
+_LEND_WEIGHT = 0.02
+"""The same if an extent holds a single block of a group that grows; half of it if two, and so on."""
 _FINE_WEIGHT = 0.0003
 """The same for each halving of a granule below `_COARSE_BYTES`: copies then come in smaller units."""
 _COARSE_BYTES = 64 << 10
@@ -122,6 +124,8 @@ def _divide(kind: Kind, extent_bytes: int, share: float) -> tuple[float, list[in
     best_cost, best = math.inf, [kind.layers]
     for sizes in _divisions(kind.layers, fitting):
         cost = weight * len(sizes) + share * sum(lost[size] * size for size in sizes) / kind.layers
+        if kind.grows:
+            cost += share * _LEND_WEIGHT * max(sizes) / fitting
         if cost < best_cost:
             best_cost, best = cost, sizes
     return best_cost, best
@@ -153,9 +157,8 @@ def _choose_granule(kinds: Sequence[Kind], pieces: Sequence[Sequence[int]], exte
     for granule_bytes in _granule_candidates(shares):
         blocks = {size: -(-size // granule_bytes) for size in shares}
         fine = max(0.0, math.log2(_COARSE_BYTES / granule_bytes)) * _FINE_WEIGHT
-        for extent in {extent_bytes // granule_bytes, -(-extent_bytes // granule_bytes), max(blocks.values())}:
-            if extent < max(blocks.values()):
-                continue
+        least = max(blocks.values())
+        for extent in {max(least, extent_bytes // granule_bytes), max(least, -(-extent_bytes // granule_bytes))}:
             cost = fine + sum(
                 share * (1 - extent // blocks[size] * size / (extent * granule_bytes)) for size, share in shares.items()
             )

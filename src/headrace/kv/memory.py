@@ -223,9 +223,10 @@ class KvMemory:
 
     def _lend(self, place: int) -> bool:
         """Lend an unassigned extent to a pool, if there is one."""
-        self._collect()
         if not self._unassigned:
-            return False
+            self._collect()
+            if not self._unassigned:
+                return False
         self._rows[place].add_extent(self._unassigned.pop())
         return True
 

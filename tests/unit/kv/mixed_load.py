@@ -10,31 +10,32 @@ from headrace.base.ids import NULL_BLOCK, BlockId
 from headrace.kv.memory import KvMemory
 from headrace.types.cache_specs import ChunkedLocalSpec, KvLayout, RecurrentSpec, SlidingWindowSpec
 
-CHUNK_TOKENS = 2048
+CHUNK_TOKENS = 8192
+BURST_TOKENS = 256
+"""Of a chunk, windows take only the end: most of it is a hit, or is written and freed before anything else happens."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What arrives: weights of short chats, medium prompts and long documents; rounds; share that leaves at a fall."""
+    """What arrives: weights of short chats, medium prompts and long documents."""
 
     name: str
     chats: float
     medium: float
     documents: float
-    rounds: int
 
 
 PHASES = [
-    Phase("chats", 1.0, 0.0, 0.0, 5),
-    Phase("documents", 0.2, 0.2, 0.6, 5),
-    Phase("chats again", 0.97, 0.03, 0.0, 5),
-    Phase("medium", 0.2, 0.75, 0.05, 5),
-    Phase("chats at last", 1.0, 0.0, 0.0, 5),
-    Phase("everything", 0.6, 0.3, 0.1, 5),
+    Phase("chats", 1.0, 0.0, 0.0),
+    Phase("documents", 0.2, 0.2, 0.6),
+    Phase("chats again", 0.97, 0.03, 0.0),
+    Phase("medium", 0.2, 0.75, 0.05),
+    Phase("chats at last", 1.0, 0.0, 0.0),
+    Phase("everything", 0.6, 0.3, 0.1),
 ]
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     prompt_tokens: int
     tokens: int = 0
@@ -53,23 +54,24 @@ class MixedLoad:
         self.running: list[Sequence] = []
         self.shares: list[tuple[float, str]] = []
 
-    def run(self, phases: list[Phase] = PHASES) -> None:
-        for phase in phases:
-            for _ in range(phase.rounds):
+    def run(self, rounds: int) -> None:
+        """Fill the memory and let some sequences go, again and again; each phase ends with a large fall."""
+        for phase in PHASES:
+            for shares in [(0.05, 0.1, 0.3)] * (rounds - 1) + [(0.3, 0.6)]:
                 self.fill(phase)
-                self.fall()
+                self.fall(self.rng.choice(shares))
 
     def fill(self, phase: Phase) -> None:
         """Start sequences and let all grow until the memory has refused several times."""
         refusals = 0
         while refusals < 3:
-            refusals += not self.advance(self.arrive(phase), phase.name)
+            for _ in range(4):
+                refusals += not self.advance(self.arrive(phase), phase.name)
             for sequence in self.rng.sample(self.running, min(4, len(self.running))):
                 refusals += not self.advance(sequence, phase.name)
 
-    def fall(self) -> None:
+    def fall(self, share: float) -> None:
         """End some sequences in random order."""
-        share = self.rng.choice([0.05, 0.1, 0.3, 0.6])
         for sequence in self.rng.sample(self.running, int(len(self.running) * share)):
             self.running.remove(sequence)
             self.end(sequence)
@@ -89,6 +91,8 @@ class MixedLoad:
             target = min(sequence.prompt_tokens, sequence.tokens + CHUNK_TOKENS)
         else:
             target = sequence.tokens + self.rng.randint(1, 200)
+        for place in range(len(self.specs)):
+            self.skip(place, sequence, target)
         need = [self.missing(place, sequence, target) for place in range(len(self.specs))]
         if not self.memory.reserve(need):
             assert not self.memory.can_take(need)
@@ -110,6 +114,14 @@ class MixedLoad:
         if isinstance(spec, RecurrentSpec):
             return 0 if sequence.tables[place] else 1
         return max(0, -(-tokens // block_tokens) - len(sequence.tables[place]))
+
+    def skip(self, place: int, sequence: Sequence, tokens: int) -> None:
+        """Leave the places of a window empty that lie far behind the end of a chunk."""
+        spec, block_tokens = self.specs[place]
+        if isinstance(spec, SlidingWindowSpec):
+            table = sequence.tables[place]
+            first = max(0, tokens - spec.window_tokens - BURST_TOKENS) // block_tokens
+            table += [NULL_BLOCK] * max(0, first - len(table))
 
     def free_behind(self, place: int, sequence: Sequence) -> None:
         spec, block_tokens = self.specs[place]

@@ -87,9 +87,7 @@ def nemotron_h_8b() -> list[LayerCache]:
     full, mamba = FullAttentionSpec(8, 128, 128, 2), state(128, 64, 128, 128 * 64 + 2 * 8 * 128)
     pattern = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
     return [
-        LayerCache(place, mamba if letter == "M" else full)
-        for place, letter in enumerate(pattern)
-        if letter != "-"
+        LayerCache(place, mamba if letter == "M" else full) for place, letter in enumerate(pattern) if letter != "-"
     ]
 
 
