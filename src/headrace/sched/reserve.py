@@ -3,7 +3,7 @@
 The share adapts, and only to what is planned here, so it is the same in every replay. Nobody knows how long an answer
 will be: to reserve ``max_tokens`` of each request wastes most of the memory, to reserve nothing admits so many that
 they take each other's blocks and compute everything twice. So the share decays with every step in which nobody was
-preempted, and doubles in a step in which somebody was. (The idea of a decaying ratio is SGLang's "new token ratio".)
+preempted, and grows by half in a step in which somebody was. (The idea of a decaying ratio is SGLang's "new token ratio".)
 Must not look at free blocks.
 """
 
@@ -17,9 +17,15 @@ from headrace.sched.request import Request
 from headrace.types.cache_specs import GroupLayout, kind_of
 
 FIRST_SHARE = 0.25
-LEAST_RAISED_SHARE = 0.125
-DECAY = 0.99
-"""A step without preemption: 70 steps halve the share."""
+LEAST_RAISED_SHARE = 0.1
+RAISE = 1.5
+DECAY = 0.98
+"""A step without preemption: 35 steps halve the share.
+
+Chosen on random answers of 8 to 200 tokens with limits two to four times as long: a tenth more steps than with no
+reserve at all, and a quarter of the tokens that are computed twice then; reserving everything takes three times the
+steps.
+"""
 NEGLIGIBLE_SHARE = 0.002
 HORIZON_TOKENS = 4096
 """Further than that nothing is reserved: a limit of 100k tokens says nothing about the answer."""
@@ -74,7 +80,7 @@ class FutureUse:
         Mutates: the share.
         """
         if preempted:
-            self.share = min(1.0, max(LEAST_RAISED_SHARE, 2 * self.share))
+            self.share = min(1.0, max(LEAST_RAISED_SHARE, RAISE * self.share))
         elif running:
             self.share = self.share * DECAY if self.share > NEGLIGIBLE_SHARE else 0.0
 
