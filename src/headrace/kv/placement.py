@@ -21,6 +21,11 @@ class Placement(Protocol):
     """Blocks of one pool that are free and cache nothing ("plain"), and the state of its extents."""
 
     @property
+    def shares_memory(self) -> bool:
+        """True if extents come and go, so that it matters which block is evicted."""
+        ...
+
+    @property
     def plain_blocks(self) -> int:
         """Plain blocks now."""
         ...
@@ -61,6 +66,8 @@ class Placement(Protocol):
 
 class SingleRow:
     """All blocks of a memory that one group has alone. See `Placement`."""
+
+    shares_memory = False
 
     def __init__(self, blocks: Iterable[BlockId]) -> None:
         """Make the row.
@@ -134,6 +141,8 @@ class Extent:
 
 class ExtentRows:
     """Blocks of the extents that a group has for now. See `Placement`."""
+
+    shares_memory = True
 
     def __init__(self, *, first_granule: int, extent_granules: int, block_granules: int) -> None:
         """Make rows without an extent.

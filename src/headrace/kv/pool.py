@@ -181,7 +181,7 @@ class BlockPool:
         Mutates: free blocks, cache.
         Requires: so many idle blocks.
         """
-        if self.total_blocks == self.most_blocks:
+        if not self.placement.shares_memory:
             victims = self.policy.take(count_blocks)
         else:
             victims = []
