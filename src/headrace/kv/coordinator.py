@@ -392,7 +392,6 @@ class KvCoordinator:
         for index, group in enumerate(self.groups):
             group.pool.free(sequence.tables[index])
             sequence.tables[index] = []
-            sequence.first_blocks[index] = 0
         sequence.published_units = sequence.shared_boundary_tokens = sequence.arriving_tokens = 0
         sequence.advance_at_tokens = sequence.save_at_tokens = NEVER_TOKENS
         sequence.covered_tokens = 0

@@ -259,7 +259,9 @@ def test_the_window_of_a_hit_is_what_its_sequence_starts_with() -> None:
     kv = make_kv((full(), 4, 12), (sliding(5), 4, 12))
     kv.release(computed(kv, TOKENS, 20))
     sequence = new(kv)
-    kv.start(sequence, kv.find_hit(sequence, TOKENS[:21]), 21)
+    hit = kv.find_hit(sequence, TOKENS[:21])
+    assert kv.demand_blocks(hit, 21, sequence) == [6, 6], "the window's one block, and five that a batch may fill"
+    kv.start(sequence, hit, 21)
     assert sequence.first_blocks == [0, 4]
     assert sequence.tables[1][:4] == [0, 0, 0, 0]
     assert all(sequence.tables[1][4:])

@@ -2,10 +2,11 @@
 
 import pytest
 from coordinator_cases import TOKENS, computed, find, full_kv, make_kv, new
-from kv_oracle import STATE, chunked, full, sliding
+from kv_oracle import STATE, chunked, full, layout_of, sliding
 
 from headrace.base.errors import InvariantError
 from headrace.base.ids import GroupId
+from headrace.kv.coordinator import KvCoordinator
 from headrace.kv.events import AllBlocksCleared, BlockRemoved, BlockStored, parents_first, window_tokens_of
 from headrace.kv.prefix_hash import ExtraKey, ExtraKind, HashExtras, block_hashes
 from headrace.types.requests import MediaSpan
@@ -112,8 +113,9 @@ def test_a_snapshot_is_what_can_be_hit_parents_first() -> None:
 
 
 def test_a_snapshot_needs_the_tokens_of_events() -> None:
-    kv = full_kv((4, 8), record_events=False)
+    kv = KvCoordinator(layout_of((full(), 4, 8)), enable_prefix_caching=True, batch_tokens=8)
     computed(kv, TOKENS, 8)
+    assert find(kv, TOKENS).tokens == 8
     assert kv.take_events() == []
     with pytest.raises(InvariantError, match="recorded events"):
         kv.snapshot()

@@ -130,7 +130,14 @@ def test_allocation_grows_the_table_at_its_end(spec: Spec) -> None:
 @pytest.mark.parametrize("spec", [*EVERY_TOKEN, sliding(3), chunked(8)])
 @pytest.mark.parametrize(
     ("tables", "shared"),
-    [([], 0), ([[1, 2, 3]], 3), ([[1, 2, 3], [1, 2, 4]], 2), ([[1, 2], [1, 2, 3]], 2), ([[1], [2]], 0)],
+    [
+        ([], 0),
+        ([[1, 2, 3]], 3),
+        ([[1, 2, 3], [1, 2, 4]], 2),
+        ([[1, 2], [1, 2, 3]], 2),
+        ([[1], [2]], 0),
+        ([[1, 2, 3], [1, 4, 3]], 1),
+    ],
 )
 def test_common_prefix(spec: Spec, tables: list[list[int]], shared: int) -> None:
     assert make(spec).common_prefix(tables) == shared

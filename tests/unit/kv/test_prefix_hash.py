@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.kv.prefix_hash import (
     HASH_BYTES,
+    MAX_TOKEN_ID,
     NO_EXTRAS,
     ROOT,
     ExtraKey,
@@ -134,7 +135,10 @@ def test_a_salt_cannot_pass_for_tokens() -> None:
 
 
 def test_the_largest_token_id_can_be_hashed() -> None:
-    assert block_hashes([2**32 - 1], 1) != block_hashes([0], 1)
+    assert MAX_TOKEN_ID == 2**32 - 1
+    assert block_hashes([MAX_TOKEN_ID], 1) != block_hashes([0], 1)
+    with pytest.raises(OverflowError):
+        block_hashes([MAX_TOKEN_ID + 1], 1)
 
 
 def test_a_value_of_one_kind_never_passes_for_another() -> None:
