@@ -75,6 +75,21 @@ class CacheConfig:
     prefix_hash_seed: str = option(
         "", "Start of all prefix hashes: engines with the same seed have the same hashes; nobody else can compute them."
     )
+    prefix_hash_tokens: int | None = option(
+        None, "Tokens under one prefix hash; must divide all blocks (default: the greatest that does).", low=1
+    )
+    checkpoint_interval_tokens: int = option(
+        4096,
+        "Distance between regular checkpoints of recurrent states, beside those at the prompt's end and at shared "
+        "beginnings; 0: none.",
+        low=0,
+    )
+    eviction: str = option(
+        "lru",
+        "Which unused content goes first: lru, the longest unused; cost, the least worth by reuse and by tokens "
+        "recomputed a byte.",
+        choices=("lru", "cost"),
+    )
 
 
 @dataclass(frozen=True)

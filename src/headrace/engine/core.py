@@ -102,6 +102,9 @@ class EngineCore:
             max_model_len=max_model_len,
             enable_prefix_caching=cache.enable_prefix_caching,
             hash_seed=cache.prefix_hash_seed,
+            hash_tokens=cache.prefix_hash_tokens,
+            checkpoint_tokens=cache.checkpoint_interval_tokens,
+            eviction=cache.eviction,
             record_events=self._publish is not None,
         )
         self.layout, self.facts = layout, facts

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headrace.kv.budget import fits, group_need_blocks
+from headrace.kv.budget import capacity_tokens, fits, group_need_blocks, make_layout
 from headrace.types.cache_specs import (
     ChunkedLocalSpec,
     CrossAttentionSpec,
     KvLayout,
+    LayerCache,
     RecurrentSpec,
     SlidingWindowSpec,
     kind_of,
@@ -51,6 +52,66 @@ class GroupShare(msgspec.Struct, frozen=True):
     padding: float
     request_blocks: int
     share: float
+
+
+class MemorySplit(msgspec.Struct, frozen=True):
+    """How memory of a size is divided between the groups of a model.
+
+    Attributes:
+        granule_bytes: of a granule.
+        extent_bytes: of an extent; one group alone has a single one.
+        extents: how many.
+        groups: what each group takes of a request of the planned length.
+        concurrency: requests at once by length.
+        longest_tokens: longest single request that fits.
+    """
+
+    granule_bytes: int
+    extent_bytes: int
+    extents: int
+    groups: list[GroupShare]
+    concurrency: list[Concurrency]
+    longest_tokens: int
+
+
+def plan_split(
+    layer_caches: Sequence[LayerCache],
+    bytes_available: int,
+    *,
+    block_tokens: int,
+    max_len: int,
+    batch_tokens: int,
+    in_flight: int = 1,
+) -> MemorySplit:
+    """Divide memory for declared caches, whether or not the model can be run.
+
+    Args:
+        layer_caches: what a model declares on one rank.
+        bytes_available: of one rank.
+        block_tokens: tokens in a block of attention.
+        max_len: length of the request whose shares are told.
+        batch_tokens: most tokens of one step.
+        in_flight: plans made before the first result is applied.
+
+    Raises:
+        InsufficientMemoryError: not even one block a group fits.
+        ConfigError: declarations that contradict each other.
+    """
+    layout = make_layout(
+        layer_caches,
+        block_tokens=block_tokens,
+        bytes_available=bytes_available,
+        num_blocks_override=None,
+        max_model_len=max_len,
+    )
+    return MemorySplit(
+        granule_bytes=layout.granule_bytes,
+        extent_bytes=layout.extent_granules * layout.granule_bytes,
+        extents=layout.num_extents,
+        groups=group_shares(layout, max_len, batch_tokens, in_flight),
+        concurrency=concurrency(layout, max_len, batch_tokens, in_flight),
+        longest_tokens=capacity_tokens(layout, batch_tokens=batch_tokens, in_flight=in_flight),
+    )
 
 
 def request_blocks(layout: KvLayout, tokens: int, batch_tokens: int, in_flight: int) -> list[int]:
