@@ -3,8 +3,8 @@
 The share adapts, and only to what is planned here, so it is the same in every replay. Nobody knows how long an answer
 will be: to reserve ``max_tokens`` of each request wastes most of the memory, to reserve nothing admits so many that
 they take each other's blocks and compute everything twice. So the share decays with every step in which nobody was
-preempted, and grows by half in a step in which somebody was. (The idea of a decaying ratio is SGLang's "new token ratio".)
-Must not look at free blocks.
+preempted, and grows by half in a step in which somebody was. (A decaying ratio is the idea of SGLang's "new token
+ratio".) Must not look at free blocks.
 """
 
 from __future__ import annotations
