@@ -126,6 +126,8 @@ class LeastRecentlyUsed:
     def take(self, count_blocks: int) -> list[BlockId]:
         """See `EvictionPolicy`."""
         popitem = self._ranks.popitem
+        if count_blocks == 1:
+            return [popitem(last=False)[0]]
         return [popitem(last=False)[0] for _ in range(count_blocks)]
 
     def evict(self, block: BlockId) -> None:

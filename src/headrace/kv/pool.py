@@ -163,13 +163,23 @@ class BlockPool:
         Mutates: free blocks, references, cache.
         Requires: ``count_blocks <= free_blocks``; with several groups `KvMemory.reserve` sees to it.
         """
-        missing = count_blocks - self.placement.plain_blocks
-        if missing > 0:
+        placement = self.placement
+        missing = count_blocks - placement.plain_blocks
+        if missing <= 0:
+            taken = placement.take(count_blocks, table)
+        elif missing > len(self.policy):
             # Not `invariant`: on a hot path its message would be formatted each time.
-            if missing > len(self.policy):
-                raise InvariantError(f"group {self._group}: {count_blocks} blocks asked for, {self.free_blocks} free")
+            raise InvariantError(f"group {self._group}: {count_blocks} blocks asked for, {self.free_blocks} free")
+        elif placement.shares_memory:
             self.evict(missing)
-        taken = self.placement.take(count_blocks, table)
+            taken = placement.take(count_blocks, table)
+        else:
+            # Where a block lies does not matter: what is evicted is handed out at once.
+            victims = self.policy.take(missing)
+            self._evicted_blocks += missing
+            self._drop(victims)
+            plain = count_blocks - missing
+            taken = placement.take(plain, table) + victims if plain else victims
         references = self._references
         for block in taken:
             references[block] = 1
@@ -181,14 +191,11 @@ class BlockPool:
         Mutates: free blocks, cache.
         Requires: so many idle blocks.
         """
-        if not self.placement.shares_memory:
-            victims = self.policy.take(count_blocks)
-        else:
-            victims = []
-            for _ in range(count_blocks):
-                victim = self.placement.victim(self.policy.first(_VICTIM_CANDIDATES))
-                self.policy.evict(victim)
-                victims.append(victim)
+        victims = []
+        for _ in range(count_blocks):
+            victim = self.placement.victim(self.policy.first(_VICTIM_CANDIDATES))
+            self.policy.evict(victim)
+            victims.append(victim)
         self._evicted_blocks += count_blocks
         self._drop(victims)
         self.placement.emptied(victims)
@@ -383,10 +390,13 @@ class BlockPool:
 
     def _drop(self, blocks: list[BlockId]) -> None:
         """Take the hashes off blocks."""
-        pop = self._hashes_of.pop
+        pop, block_of, others_of, events = self._hashes_of.pop, self._block_of, self._others_of, self._record_events
         for block in blocks:
             for block_hash in pop(block):
-                self._remove_holder(block_hash, block)
+                if events or block_hash in others_of:
+                    self._remove_holder(block_hash, block)
+                else:
+                    del block_of[block_hash]
         if self.policy.counts_uses:
             self.policy.dropped(blocks)
 
