@@ -164,7 +164,8 @@ class RemoteGate:
 
         Mutates: ``request.kv.hashes``, notes about the look-up.
         """
-        if request.wants_prompt_logprobs:
+        if request.wants_prompt_logprobs or not request.kv.cacheable:
+            # What has no name of its own may lie under its hashes.
             return RemoteOffer(self._kv.no_hit(), 0)
         record = self._records.setdefault(request.request_id, _Record())
         if record.pending and now_s < self._ask_until_s(record):
