@@ -78,7 +78,7 @@ def hybrid(tokens: int, block: int) -> Hit:
 
 
 def request(tokens: int = 129, **facts: object) -> SimpleNamespace:
-    kv = SimpleNamespace(hashes=[bytes(32)] * (tokens // 2))
+    kv = SimpleNamespace(hashes=[bytes(32)] * (tokens // 2), cacheable=True)
     return SimpleNamespace(
         **{"request_id": "r", "token_ids": [0] * tokens, "kv": kv, "wants_prompt_logprobs": False, **facts}
     )
@@ -259,3 +259,11 @@ def test_the_store_hears_of_the_end_once_and_only_if_it_was_asked():
         gate.finished(asked)
         gate.finished(other)
     assert store.finished == ["r"]
+
+
+def test_a_sequence_without_hashes_of_its_own_asks_for_nothing():
+    store, kv = Store(32), Blocks(hybrid(32, 16))
+    asking = request()
+    asking.kv.cacheable = False
+    offer = RemoteGate(store, kv, layout(16)).offer(asking, 0.0)
+    assert (offer.hit.tokens, offer.external_tokens, store.asked) == (0, 0, [])
