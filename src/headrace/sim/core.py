@@ -64,6 +64,9 @@ class SimCore:
     Attributes:
         scheduler: the real one.
         device: the fake one.
+        running: requests with a slot, after the last call of the scheduler.
+        waiting: the others.
+        requests: all of them.
         planned: plans that the device has not run.
         executed: plans with results that were not applied.
         next_step: number of the next plan.
@@ -114,14 +117,18 @@ class SimCore:
         self.extents_lent_on = 0
         self.held_before: set[RequestId] = set()
         self._extents = [-1] * setup.layout.num_extents
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []
+        self.requests: list[Request] = []
         self._seen: list[Request] = []
         self._calls = 0
 
     def schedule(self, inbox: Sequence[InboxEvent], now_s: float) -> StepPlan:
         """Plan a step."""
-        self._seen = [*self.scheduler.running, *self.scheduler.waiting]
+        self._seen = self.requests
         self.held_before = {request.request_id for request in self.holders()}
         plan = self.scheduler.schedule(inbox, now_s)
+        self._look()
         demand(plan.step == self.next_step, f"plan {plan.step} in place of {self.next_step}")
         self.next_step += 1
         self.planned.append(plan)
@@ -135,9 +142,18 @@ class SimCore:
 
     def apply(self, now_s: float) -> StepNews:
         """Settle the oldest plan."""
-        self._seen = [*self.scheduler.running, *self.scheduler.waiting]
+        self._seen = self.requests
         plan, result = self.executed.popleft()
-        return self.scheduler.apply(plan, result, now_s)
+        news = self.scheduler.apply(plan, result, now_s)
+        self._look()
+        return news
+
+    def _look(self) -> None:
+        """Note who is there: the scheduler makes new lists at each question."""
+        scheduler = self.scheduler
+        self.running = scheduler.running
+        self.waiting = scheduler.waiting
+        self.requests = [*self.running, *self.waiting]
 
     def land(self, event: JobDone) -> None:
         """Let a load of this life write its blocks; a report of an earlier one, or a second one, writes nothing."""
@@ -168,24 +184,23 @@ class SimCore:
 
     def check_requests(self) -> None:
         """Only who runs owns a slot; who waits in the queue holds nothing; progress counters are in order."""
-        scheduler = self.scheduler
-        running = scheduler.running
+        running = self.running
         slots = {request.slot for request in running}
         good = len(slots) == len(running) <= self._setup.scheduler.max_num_seqs and None not in slots
         demand(good, f"slots {slots}")
-        drafts = self._setup.scheduler.speculative_tokens
+        drafts, state = self._setup.scheduler.speculative_tokens, RequestState.RUNNING
         for request in running:
             in_order = request.computed_tokens <= request.planned_tokens <= request.known_tokens + drafts
             if not in_order or len(request.token_ids) > request.limit_tokens:
                 demand(False, f"{request.request_id}: {request.computed_tokens}, {request.planned_tokens} tokens")
-            if request.state is not RequestState.RUNNING:
+            if request.state is not state:
                 demand(False, f"{request.request_id} is {request.state} among the running")
         order = (-math.inf, 0)
-        for request in scheduler.waiting:
-            holds = any(request.kv.tables) and request.state not in REMOTE
-            if request.slot is not None or holds or request.state is RequestState.RUNNING:
-                demand(False, f"{request.request_id} is {request.state} and owns something")
-            demand(order <= request.order_key, "the queue is out of order")
+        for request in self.waiting:
+            if request.slot is not None or request.state is state or order > request.order_key:
+                demand(False, f"{request.request_id} is {request.state} with slot {request.slot}, {request.order_key}")
+            if request.kv.tables[0] and request.state not in REMOTE:
+                demand(False, f"{request.request_id} is {request.state} and holds blocks")
             order = request.order_key
 
     def _check_encoder(self) -> None:
@@ -194,10 +209,13 @@ class SimCore:
         if encoder is None:
             return
         cache = encoder.cache
-        good = 0 <= cache.used_rows <= cache.capacity_rows and cache.resident_rows <= cache.capacity_rows
-        demand(good, f"encoder cache: {cache.used_rows} used, {cache.resident_rows} resident of {cache.capacity_rows}")
-        owners = {request.request_id for request in self.scheduler.running if cache.uses_of(request.request_id)}
-        demand(bool(owners) or not cache.used_rows, f"{cache.used_rows} encoder rows are used by nobody")
+        used = cache.used_rows
+        if not used and not cache.identifiers:
+            return
+        good = 0 <= used <= cache.capacity_rows and cache.resident_rows <= cache.capacity_rows
+        demand(good, f"encoder cache: {used} used, {cache.resident_rows} resident of {cache.capacity_rows}")
+        nobody = used and not any(cache.uses_of(request.request_id) for request in self.running)
+        demand(not nobody, f"{used} encoder rows are used by nobody")
 
     def check_end(self) -> None:
         """Nothing is left."""
@@ -217,11 +235,11 @@ class SimCore:
     def holders(self) -> list[Request]:
         """Requests that may hold blocks."""
         remote = self.scheduler.remote
-        return self.scheduler.running if remote is None else [*self.scheduler.running, *remote.loading, *remote.arrived]
+        return self.running if remote is None else [*self.running, *remote.loading, *remote.arrived]
 
     def ready(self) -> list[Request]:
         """Requests without a slot that wait for nothing but room, in order."""
-        return [request for request in self.scheduler.waiting if request.state in _READY]
+        return [request for request in self.waiting if request.state in _READY]
 
     def open_jobs(self) -> list[OpenJob]:
         """Loads that have not reported."""
@@ -240,19 +258,18 @@ class SimCore:
         if self.open_jobs() and self.last_plan_empty:
             # What is free is not enough, and the rest may be held by loads that nobody waits for any more.
             return False
-        if scheduler.running or self.ready():
+        if self.running or self.ready():
             return True
         # Something to report or to release.
-        return scheduler.has_work and not scheduler.waiting and not self.open_jobs()
+        return scheduler.has_work and not self.waiting and not self.open_jobs()
 
     def at_work_ids(self) -> set[RequestId]:
         """Requests that the scheduler has."""
-        scheduler = self.scheduler
-        return {request.request_id for request in [*scheduler.running, *scheduler.waiting]}
+        return {request.request_id for request in self.requests}
 
     def decode_rows(self, plan: StepPlan) -> list[PlanRow]:
         """Return the decodes of a plan as rows, for people."""
-        owners = {request.slot: request for request in self.scheduler.running}
+        owners = {request.slot: request for request in self.running}
         return [
             PlanRow(slot, owners[slot].request_id, owners[slot].planned_tokens - 1, 1, True) for slot in plan.decodes
         ]
@@ -271,8 +288,9 @@ class SimCore:
     def _content_at(self, block_hash: bytes) -> tuple[int, int] | None:
         unit = self.scheduler.kv.hash_tokens
         # Those of before the call: who publishes may have ended in it.
-        for request in [*self.holders(), *self.scheduler.waiting, *self._seen]:
-            if block_hash in request.kv.hashes:
+        for request in [*self.requests, *self._seen]:
+            # A sequence that is not cached may bear another's hashes: an encoder input without a name is in none.
+            if request.kv.cacheable and block_hash in request.kv.hashes:
                 tokens = (request.kv.hashes.index(block_hash) + 1) * unit
                 return tokens, self._observer.records[request.request_id].contents(tokens)[-1]
         return None

@@ -6,11 +6,10 @@ Must not check anything.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from headrace.base.ids import NULL_BLOCK, RequestId
-from headrace.sched.request import Request
-from headrace.sched.scheduler import Scheduler
+from headrace.sched.request import REMOTE, Request, RequestState
 from headrace.sim.setup import SimSetup
 from headrace.types.events import AbortRequest, InboxEvent
 from headrace.types.plans import SlotStart, StepPlan
@@ -26,36 +25,35 @@ class StateWatch:
             counts: where the findings go.
         """
         self._counts = counts
-        self._states: dict[RequestId, str] = {}
-        self._aborted: set[RequestId] = set()
+        self._states: dict[RequestId, RequestState] = {}
 
     def crashed(self) -> None:
         """All requests are gone."""
         for state in self._states.values():
-            self._counts[f"crashed while {state}"] += 1
+            self._counts[f"crashed while {state.name.lower()}"] += 1
         self._states.clear()
 
-    def before_schedule(self, scheduler: Scheduler, inbox: Sequence[InboxEvent]) -> None:
+    def before_schedule(self, inbox: Sequence[InboxEvent]) -> None:
         """Count who is aborted in which state."""
         for event in inbox:
             if isinstance(event, AbortRequest) and event.request_id in self._states:
-                self._counts[f"aborts {self._states[event.request_id]}"] += 1
+                self._counts[f"aborts {self._states[event.request_id].name.lower()}"] += 1
 
-    def after_schedule(self, scheduler: Scheduler, running: set[RequestId], *, ahead: bool) -> int:
+    def after_schedule(self, requests: Sequence[Request], running: set[RequestId], *, ahead: bool) -> int:
         """Count what a plan has done to requests.
 
         Args:
-            scheduler: after it.
+            requests: all, after it.
             running: who ran before.
             ahead: another plan is in flight.
 
         Returns:
             How many were preempted.
         """
-        preempted = sum(request.request_id in running for request in scheduler.waiting)
+        preempted = sum(request.slot is None and request.request_id in running for request in requests)
         self._counts["preemptions"] += preempted
         self._counts["preempted in flight"] += preempted if ahead else 0
-        self._move(_requests_of(scheduler))
+        self._move(requests)
         return preempted
 
     def plan(self, plan: StepPlan, setup: SimSetup, *, ahead: bool) -> None:
@@ -82,7 +80,7 @@ class StateWatch:
         counts, tokens = self._counts, start.computed_tokens
         counts["hits"] += 1
         counts["hit tokens"] += tokens
-        from_store = self._states.get(start.request_id) in ("loading", "arrived")
+        from_store = self._states.get(start.request_id) in REMOTE
         copied = {(copy.group, copy.target) for copy in plan.copies}
         for group, (kind, table) in enumerate(zip(setup.kinds, start.blocks, strict=True)):
             counts[f"hit {kind}"] += 1
@@ -91,28 +89,25 @@ class StateWatch:
             if kind in ("full", "latent") and tokens % size and not from_store:
                 counts["tails taken over"] += (group, table[tokens // size]) not in copied
 
-    def after_apply(self, scheduler: Scheduler) -> None:
+    def after_apply(self, requests: Sequence[Request]) -> None:
         """Count what a result has done to requests."""
-        self._move(_requests_of(scheduler))
+        self._move(requests)
 
-    def _move(self, requests: Iterable[Request]) -> None:
-        now = {request.request_id: request.state.name.lower() for request in requests}
+    def _move(self, requests: Sequence[Request]) -> None:
+        now = {request.request_id: request.state for request in requests}
         before, counts = self._states, self._counts
         if now == before:
             return
         for request_id, state in now.items():
             old = before.get(request_id)
-            if old != state:
-                counts[f"state {state}"] += 1
-                counts[f"{old or 'new'} -> {state}"] += 1
+            if old is not state:
+                name = state.name.lower()
+                counts[f"state {name}"] += 1
+                counts[f"{old.name.lower() if old else 'new'} -> {name}"] += 1
         for request_id, old in before.items():
             if request_id not in now:
-                counts[f"{old} -> finished"] += 1
+                counts[f"{old.name.lower()} -> finished"] += 1
         self._states = now
-
-
-def _requests_of(scheduler: Scheduler) -> list[Request]:
-    return [*scheduler.running, *scheduler.waiting]
 
 
 def count_layout(counts: Counter[str], setup: SimSetup) -> None:

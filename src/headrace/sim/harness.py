@@ -219,8 +219,8 @@ class Harness:
         self._send_twice()
         self._deliver()
         self.counts["steps planned ahead"] += self.in_flight_steps > 0
-        self._watch.before_schedule(core.scheduler, self.inbox)
-        running = {request.request_id for request in core.scheduler.running}
+        self._watch.before_schedule(self.inbox)
+        running = {request.request_id for request in core.running}
         self.at_step = core.next_step
         plan = core.schedule(self.inbox, self.now_s)
         self.observer.taken(self.inbox)
@@ -228,13 +228,13 @@ class Harness:
         self.busy_steps += bool(plan.total_tokens)
         self._watch.plan(plan, self.setup, ahead=self.in_flight_steps > 1)
         if self.story:
-            waiting = [request.request_id for request in core.scheduler.waiting]
+            waiting = [request.request_id for request in core.waiting]
             self.story.planned(plan, core.decode_rows(plan), [n for n in waiting if n in running], waiting)
         self.check()
-        self.observer.check_deadlines(core.at_work_ids(), self.now_s)
+        self.observer.check_deadlines(core.requests, self.now_s)
         check_followers(core, plan)
         check_quotas(self.setup, core, plan)
-        preempted = self._watch.after_schedule(core.scheduler, running, ahead=self.in_flight_steps > 1)
+        preempted = self._watch.after_schedule(core.requests, running, ahead=self.in_flight_steps > 1)
         self._liveness.after_schedule(core, plan, preempted=preempted > 0)
         return plan
 
@@ -253,7 +253,7 @@ class Harness:
         for job in plan.loads:
             if self.store is not None:
                 self.store.now_s = self.now_s
-                self.store.begin(job)
+                self.store.begin(job, self.records[job.request_id].contents(job.end_tokens))
 
     def apply(self) -> StepNews:
         """Settle the oldest step in flight and check the world."""
@@ -263,16 +263,15 @@ class Harness:
         plan = core.executed[0][0]
         self.at_step = plan.step
         self.now_s += STEP_S
-        before = core.at_work_ids()
+        before = core.at_work_ids() if plan.rows else set()
         news = core.apply(self.now_s)
-        owners = [row.request_id for row in plan.rows]
-        dropped = [name for name in owners if name not in before]
+        dropped = [row.request_id for row in plan.rows if row.request_id not in before]
         self.counts["rows dropped"] += len(dropped)
         if self.story:
             self.story.applied(plan.step, news, dropped)
         self.observer.take(news, now_s=self.now_s)
         self.check()
-        self._watch.after_apply(core.scheduler)
+        self._watch.after_apply(core.requests)
         return news
 
     def check(self) -> None:

@@ -50,7 +50,7 @@ class Liveness:
             plan: the plan.
             preempted: somebody was preempted for it; then nobody may start.
         """
-        running, ready = core.scheduler.running, core.ready()
+        running, ready = core.running, core.ready()
         idle = not (running or ready) or bool(core.open_jobs())
         if plan.total_tokens or plan.loads or idle:
             self._empty_plans = 0
@@ -75,13 +75,17 @@ class Liveness:
     def _check_room(self, core: SimCore, plan: StepPlan, head: Request) -> None:
         """Nobody waits if all who run, and he too, could grow to their limits side by side."""
         config, kv = self._setup.scheduler, core.scheduler.kv
-        running = core.scheduler.running
+        running = core.running
         if plan.total_tokens >= config.max_num_batched_tokens or len(running) >= config.max_num_seqs:
             return
         kept = [int(config.watermark * pool.most_blocks) + 1 for pool in kv.memory.pools]
         for request in core.holders():
             for index, blocks in enumerate(kv.missing_blocks(request.kv, request.limit_tokens)):
                 kept[index] += blocks
-        demand_blocks = kv.demand_blocks(kv.no_hit(), head.limit_tokens, head.kv)
-        if kv.has_free(demand_blocks, kept):
-            demand(False, f"{head.request_id} waits although everything for it is free")
+        if any(request.kv.alone for request in [head, *core.holders()]):
+            return
+        # A hit may pin memory that another group needs, so there must be room with it and without.
+        if kv.has_free(kv.demand_blocks(kv.no_hit(), head.limit_tokens, head.kv), kept):
+            hit = kv.find_hit(head.kv, head.token_ids)
+            room = kv.has_free(kv.demand_blocks(hit, head.limit_tokens, head.kv), kept, hit)
+            demand(not room, f"{head.request_id} waits although everything for it is free")

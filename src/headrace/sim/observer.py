@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.base.ids import RequestId
+from headrace.sched.request import Request
 from headrace.sim.cells import SimFault, demand
 from headrace.sim.oracle import Expected, Prefix, contents_of, prefix_of
 from headrace.types.events import AbortRequest, InboxEvent
@@ -142,12 +143,13 @@ class Observer:
             again.append(record)
         return again
 
-    def check_deadlines(self, at_work: set[RequestId], now_s: float) -> None:
+    @staticmethod
+    def check_deadlines(at_work: Sequence[Request], now_s: float) -> None:
         """Nobody whose time is over is at work after a plan was made at ``now_s``."""
-        for request_id in at_work:
-            deadline_s = self.records[request_id].source.deadline_s
+        for request in at_work:
+            deadline_s = request.source.deadline_s
             if deadline_s is not None and deadline_s <= now_s:
-                demand(False, f"{request_id} is at work at {now_s}, its deadline was {deadline_s}")
+                demand(False, f"{request.request_id} is at work at {now_s}, its deadline was {deadline_s}")
 
     def check_end(self) -> None:
         """Everybody has ended."""

@@ -43,6 +43,8 @@ class RequestSource:
         self._adapters: list[bytes | None] = [None, b"a", b"b"] if features.adapters else [None]
         self._encoder_lengths = [rng.randint(1, 6) for _ in range(3)]
         self._items = [self._draw_item(number) for number in range(4)]
+        # Long answers to short prompts take memory that admission did not count on: requests are preempted.
+        self._long_answers = rng.random() < 0.5
         self._made = 0
         self._leader: EngineRequest | None = None
 
@@ -57,11 +59,11 @@ class RequestSource:
             return self._sibling(leader, now_s)
         rng, vocab = self._rng, self._setup.vocab_tokens
         prompt = self._prompt()
-        most = rng.choice([1, 2, 5, 12, 12, 30, 30, None])
+        most = rng.choice([8, 30, None]) if self._long_answers else rng.choice([1, 2, 5, 12, 12, 30, None])
         sampling = SamplingParams(
             max_tokens=most,
             min_tokens=rng.choice([0, 0, min(3, most or 3), most or 5]),
-            ignore_eos=rng.random() < 0.4,
+            ignore_eos=rng.random() < (0.9 if self._long_answers else 0.4),
             stop_token_ids=rng.choice([[], [], [rng.randrange(vocab)]]),
             prompt_logprobs=0 if self._features.logprobs and rng.random() < 0.2 else None,
             seed=1,
@@ -106,7 +108,8 @@ class RequestSource:
 
     def _prompt(self) -> list[int]:
         rng, longest = self._rng, self._setup.max_model_len
-        trunk_tokens = rng.randint(0, longest - 1) if rng.random() < 0.5 else rng.randint(0, longest // 4)
+        deep = rng.random() < (0.2 if self._long_answers else 0.6)
+        trunk_tokens = rng.randint(0, longest - 1) if deep else rng.randint(0, longest // 4)
         prompt = self._trunk[:trunk_tokens]
         prompt += [rng.randrange(self._setup.vocab_tokens) for _ in range(rng.randint(0, 3))]
         if self._faults.fires("never fits", self._made):

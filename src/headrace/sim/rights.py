@@ -51,9 +51,9 @@ def check_followers(core: SimCore, plan: StepPlan) -> None:
     """
     if not plan.starts:
         return
-    leaders = {request.request_id: request for request in core.scheduler.running if not request.preemptions}
+    leaders = {request.request_id: request for request in core.running if not request.preemptions}
     starts = {start.request_id for start in plan.starts}
-    for request in core.scheduler.running:
+    for request in core.running:
         leader = leaders.get(request.source.leader_id) if request.source.leader_id is not None else None
         if leader is None or request.request_id not in starts or request.preemptions:
             continue

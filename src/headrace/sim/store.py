@@ -76,6 +76,7 @@ class FakeStore:
         self._asked: Counter[RequestId] = Counter()
         self._offers: dict[RequestId, tuple[int, int]] = {}
         self._planned: dict[int, LoadJob] = {}
+        self._contents: dict[bytes, int] = {}
         self._capability_reads = 0
         self.now_s = 0.0
         self.unit_tokens = 1
@@ -123,8 +124,18 @@ class FakeStore:
         del self._asked[request_id]
         self._offers.pop(request_id, None)
 
-    def begin(self, job: LoadJob) -> None:
-        """Begin a load that the device has got, and decide how it ends."""
+    def begin(self, job: LoadJob, contents: Sequence[int]) -> None:
+        """Begin a load that the device has got, and decide how it ends.
+
+        Args:
+            job: of a plan.
+            contents: what the request needs in its first positions; what lies under a key depends on the key alone.
+        """
+        first = job.start_tokens // self.unit_tokens
+        for place, block_hash in enumerate(job.hashes, first + 1):
+            content = contents[place * self.unit_tokens - 1]
+            kept = self._contents.setdefault(block_hash, content)
+            demand(kept == content, f"job {job.job_id} asks for a key under which something else is kept")
         demand(self._planned.pop(job.job_id, None) is job, f"job {job.job_id} was never announced")
         faults, where = self._faults, job.request_id
         span = job.end_tokens - job.start_tokens
