@@ -98,6 +98,7 @@ class RemoteGate:
         *,
         lookup_timeout_s: float = LOOKUP_TIMEOUT_S,
         load_timeout_s: float = LOAD_TIMEOUT_S,
+        first_job_id: int = 1,
     ) -> None:
         """Make a gate without any load.
 
@@ -107,6 +108,7 @@ class RemoteGate:
             layout: of the KV memory.
             lookup_timeout_s: how long a request waits for the answer of a look-up before it goes on without.
             load_timeout_s: how long it waits for a load before it computes by itself.
+            first_job_id: see `JobLedger`.
         """
         self._connector = connector
         self._kv = kv
@@ -115,7 +117,7 @@ class RemoteGate:
         self._align_tokens = math.lcm(kv.hash_tokens, *(g.block_tokens for g in layout.groups if g.block_tokens))
         self._lookup_timeout_s = lookup_timeout_s
         self._load_timeout_s = load_timeout_s
-        self.ledger = JobLedger(kv.memory.pools)
+        self.ledger = JobLedger(kv.memory.pools, first_id=first_job_id)
         self._records: dict[RequestId, _Record] = {}
         self._loads: dict[int, Request] = {}
         self._arrived: dict[RequestId, Request] = {}

@@ -61,6 +61,7 @@ class Scheduler:
         connector: KvConnector | None = None,
         lookup_timeout_s: float = LOOKUP_TIMEOUT_S,
         load_timeout_s: float = LOAD_TIMEOUT_S,
+        first_job_id: int = 1,
         record_events: bool = False,
     ) -> None:
         """Make an idle scheduler.
@@ -79,6 +80,7 @@ class Scheduler:
             connector: an outside store of KV, or None.
             lookup_timeout_s: how long a request waits for that store's answer.
             load_timeout_s: how long a request waits for a load before it computes by itself.
+            first_job_id: above the ids of all jobs of earlier cores whose reports may still come.
             record_events: keep cache events for `take_events`; without a taker they would pile up.
 
         Raises:
@@ -110,7 +112,12 @@ class Scheduler:
         self.remote: RemoteGate | None = None
         if connector is not None:
             self.remote = RemoteGate(
-                connector, self.kv, layout, lookup_timeout_s=lookup_timeout_s, load_timeout_s=load_timeout_s
+                connector,
+                self.kv,
+                layout,
+                lookup_timeout_s=lookup_timeout_s,
+                load_timeout_s=load_timeout_s,
+                first_job_id=first_job_id,
             )
         self._roster = Roster(config, self.kv, self.encoder, self.remote)
         self._future = FutureUse(

@@ -31,15 +31,18 @@ class OpenJob:
 class JobLedger:
     """Every open job, by an id that is never used again."""
 
-    def __init__(self, pools: Sequence[BlockPool]) -> None:
+    def __init__(self, pools: Sequence[BlockPool], *, first_id: int = 1) -> None:
         """Make an empty ledger.
 
         Args:
             pools: of all groups, in order.
+            first_id: of its first job. A core that follows a crashed one begins above all ids of that one, because
+                reports to it may still be on their way.
         """
         self._pools = pools
         self._open: dict[int, OpenJob] = {}
-        self._next_id = 0
+        self._first_id = first_id
+        self._last_id = first_id - 1
 
     def __len__(self) -> int:
         return len(self._open)
@@ -54,8 +57,8 @@ class JobLedger:
 
         Mutates: the count of ids.
         """
-        self._next_id += 1
-        return self._next_id
+        self._last_id += 1
+        return self._last_id
 
     def open(self, job: LoadJob, deadline_s: float) -> None:
         """Give a job references to its blocks, one for each distinct block that is not null.
@@ -67,7 +70,7 @@ class JobLedger:
         Mutates: the pools, the ledger.
         Requires: somebody holds the blocks; nobody reads them before the job has reported.
         """
-        invariant(0 < job.job_id <= self._next_id, f"job {job.job_id} has an id that was never given out")
+        invariant(self._first_id <= job.job_id <= self._last_id, f"job {job.job_id} has an id that was never given out")
         invariant(job.job_id not in self._open, f"job {job.job_id} is open already")
         for pool, blocks in zip(self._pools, job.blocks, strict=True):
             pool.touch(_owned(blocks))
