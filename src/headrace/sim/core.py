@@ -51,6 +51,7 @@ def make_scheduler(setup: SimSetup, store: FakeStore | None, life: int) -> Sched
         connector=store,
         lookup_timeout_s=LOOKUP_TIMEOUT_S,
         load_timeout_s=LOAD_TIMEOUT_S,
+        first_job_id=life * 1_000_000,
         record_events=True,
     )
 

@@ -198,8 +198,9 @@ class Harness:
         self.timetable.drop(LookupDone)
         self.timetable.drop(GrammarReady)
         if self.faults.fires("report of a former life", self.lives):
-            for event in jobs:
-                self.timetable.put(self.now_s + 0.002, event)
+            for number, event in enumerate(jobs):
+                delay_s = (0.002, 0.005, 0.01, 0.05)[self.faults.roll("former", self.lives, number) % 4]
+                self.timetable.put(self.now_s + delay_s, event)
         self.lives += 1
         if self.store is not None:
             self.store.crashed()

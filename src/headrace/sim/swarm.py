@@ -135,7 +135,7 @@ class Swarm:
         return self.harness.counts
 
     def _wave(self, left: int, arrival: float) -> None:
-        rng, harness = self._rng, self.harness
+        rng = self._rng
         while left:
             if rng.random() < arrival:
                 for _ in range(rng.randint(1, min(4, left))):
@@ -143,8 +143,6 @@ class Swarm:
                     self._arrive()
             self._world_moves()
             self._engine_moves()
-        if harness.faults.fires("core crash", harness.lives, self._moves):
-            harness.do(Action(ActionKind.CRASH))
 
     def _arrive(self) -> None:
         harness = self.harness
@@ -176,9 +174,11 @@ class Swarm:
             live = harness.live_ids()
             if live:
                 harness.do(Action(ActionKind.ADD, harness.records[rng.choice(live)].source))
-        elif roll < 0.7 and harness.faults.fires("cache reset", self._moves):
+        elif roll < 0.64 and harness.faults.fires("core crash", self._moves):
+            harness.do(Action(ActionKind.CRASH))
+        elif roll < 0.74 and harness.faults.fires("cache reset", self._moves):
             harness.do(Action(ActionKind.RESET))
-        elif roll < 0.8 and harness.faults.fires("clock jump", self._moves):
+        elif roll < 0.84 and harness.faults.fires("clock jump", self._moves):
             harness.do(Action(ActionKind.CLOCK, seconds=rng.choice([0.01, 0.5, 2.0, 15.0])))
 
     def _engine_moves(self) -> None:
