@@ -39,18 +39,18 @@ class StateWatch:
             if isinstance(event, AbortRequest) and event.request_id in self._states:
                 self._counts[f"aborts {self._states[event.request_id].name.lower()}"] += 1
 
-    def after_schedule(self, requests: Sequence[Request], running: set[RequestId], *, ahead: bool) -> int:
+    def after_schedule(self, requests: Sequence[Request], *, ahead: bool) -> int:
         """Count what a plan has done to requests.
 
         Args:
             requests: all, after it.
-            running: who ran before.
             ahead: another plan is in flight.
 
         Returns:
             How many were preempted.
         """
-        preempted = sum(request.slot is None and request.request_id in running for request in requests)
+        lost, before = RequestState.PREEMPTED, self._states
+        preempted = sum(request.state is lost and before.get(request.request_id) is not lost for request in requests)
         self._counts["preemptions"] += preempted
         self._counts["preempted in flight"] += preempted if ahead else 0
         self._move(requests)

@@ -221,7 +221,7 @@ class Harness:
         self._deliver()
         self.counts["steps planned ahead"] += self.in_flight_steps > 0
         self._watch.before_schedule(self.inbox)
-        running = {request.request_id for request in core.running}
+        running = {request.request_id for request in core.running} if self.story else set()
         self.at_step = core.next_step
         plan = core.schedule(self.inbox, self.now_s)
         self.observer.taken(self.inbox)
@@ -235,7 +235,7 @@ class Harness:
         self.observer.check_deadlines(core.requests, self.now_s)
         check_followers(core, plan)
         check_quotas(self.setup, core, plan)
-        preempted = self._watch.after_schedule(core.requests, running, ahead=self.in_flight_steps > 1)
+        preempted = self._watch.after_schedule(core.requests, ahead=self.in_flight_steps > 1)
         self._liveness.after_schedule(core, plan, preempted=preempted > 0)
         return plan
 
