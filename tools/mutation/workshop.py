@@ -13,12 +13,14 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 DRIVER = Path(__file__).with_name("sim_driver.py")
 COPIED = ("src", "tests", "pyproject.toml")
 MEMORY_LIMIT_BYTES = 4 << 30
 UNIT_TESTS = ("tests/unit/kv", "tests/unit/sched", "tests/unit/tiers")
+SLOW_TESTS = {"tests/unit/kv/test_sheets.py": ("budget", "geometry", "memory", "placement", "pool")}
+"""Test files that take long, and the modules that they are about: others are judged without them."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,12 @@ class Workshop:
         self._forget_compiled(path)
         path.write_text(changed, encoding="utf-8")
         try:
-            killed_by, how = self._look(limits)
+            killed_by, how = self._look(file, limits)
         finally:
             path.write_bytes(original)
         return Verdict(killed_by, how, time.monotonic() - begun_s)
 
-    def _look(self, limits: Limits) -> tuple[str, str]:
+    def _look(self, file: str, limits: Limits) -> tuple[str, str]:
         if limits.sim_seeds:
             arguments = [str(limits.sim_seeds), str(limits.sim_steps)]
             code, text = self._run([sys.executable, str(DRIVER), *arguments], limits.sim_limit_s)
@@ -114,7 +116,8 @@ class Workshop:
             if code != 0:
                 return "simulator", text
         if limits.tests:
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:randomly", *limits.tests]
+            command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:randomly"]
+            command += _nearest_first(file, limits.tests)
             code, text = self._run(command, limits.tests_limit_s)
             if code != 0:
                 return "tests", text
@@ -148,6 +151,13 @@ class Workshop:
     def _forget_compiled(self, path: Path) -> None:
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
             compiled.unlink()
+
+
+def _nearest_first(file: str, tests: tuple[str, ...]) -> list[str]:
+    """Return the arguments for pytest: tests of the changed file's room first, and no slow ones about other modules."""
+    room = PurePath(file).parts[1]
+    ordered = sorted(tests, key=lambda folder: PurePath(folder).name != room)
+    return ordered + [f"--ignore={test}" for test, about in SLOW_TESTS.items() if PurePath(file).stem not in about]
 
 
 def _telling_line(output: str) -> str:
