@@ -71,7 +71,7 @@ class SimCore:
         planned: plans that the device has not run.
         executed: plans with results that were not applied.
         next_step: number of the next plan.
-        last_plan_empty: nothing was computed by the last one.
+        stalled_plans: so many in a row computed nothing, although somebody waited for nothing but room.
         held_before: who held blocks before the last plan.
         extents_lent_on: extents that went from one group to another.
     """
@@ -114,7 +114,7 @@ class SimCore:
         self.planned: deque[StepPlan] = deque()
         self.executed: deque[tuple[StepPlan, StepResult]] = deque()
         self.next_step = 0
-        self.last_plan_empty = True
+        self.stalled_plans = 0
         self.extents_lent_on = 0
         self.held_before: set[RequestId] = set()
         self._extents = [-1] * setup.layout.num_extents
@@ -133,7 +133,8 @@ class SimCore:
         demand(plan.step == self.next_step, f"plan {plan.step} in place of {self.next_step}")
         self.next_step += 1
         self.planned.append(plan)
-        self.last_plan_empty = not plan.total_tokens
+        stalled = not plan.total_tokens and bool(self.running or self.ready())
+        self.stalled_plans = self.stalled_plans + 1 if stalled else 0
         return plan
 
     def execute(self) -> None:
@@ -256,7 +257,7 @@ class SimCore:
     def can_move(self) -> bool:
         """Whether the scheduler could do something without help from outside."""
         scheduler = self.scheduler
-        if self.open_jobs() and self.last_plan_empty:
+        if self.open_jobs() and self.stalled_plans > self._setup.scheduler.steps_in_flight:
             # What is free is not enough, and the rest may be held by loads that nobody waits for any more.
             return False
         if self.running or self.ready():

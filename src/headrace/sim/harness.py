@@ -55,12 +55,13 @@ class Harness:
         now_s: time.
     """
 
-    def __init__(self, setup: SimSetup, story: Story | None = None) -> None:
+    def __init__(self, setup: SimSetup, story: Story | None = None, *, faults: Faults | None = None) -> None:
         """Make an idle engine.
 
         Args:
             setup: sizes and options.
             story: is told all that happens.
+            faults: decides what goes wrong, in place of the seed; for scenarios.
         """
         self.setup = setup
         self.story = story
@@ -70,7 +71,7 @@ class Harness:
         self.lives = 1
         self.now_s = 0.0
         self.counts: Counter[str] = Counter()
-        self.faults = Faults(setup.seed, setup.sites)
+        self.faults = faults or Faults(setup.seed, setup.sites)
         self.timetable = Timetable()
         self.store: FakeStore | None = None
         if setup.store != "none":
@@ -302,9 +303,7 @@ class Harness:
         if self.inbox or self.core.computes or self.core.can_move:
             return
         moments = [self.timetable.next_s, self.core.scheduler.next_event_s]
-        known = [moment for moment in moments if moment is not None and moment > self.now_s]
-        if known:
-            self.now_s = min(known)
+        self.now_s = max(self.now_s, min((moment for moment in moments if moment is not None), default=self.now_s))
 
     def _deliver(self) -> None:
         for event in self.timetable.take(self.now_s):
