@@ -85,7 +85,8 @@ class Door:
                 self._send_back(request)
             if late:
                 roster.gates.load_ended()
-            roster.gates.lookups_late(now_s)
+            for request_id in roster.gates.lookups_late(now_s):
+                roster.remote.lookup_late(request_id)
         for request_id in roster.deadlines.due(now_s):
             request = roster.requests[request_id]
             roster.totals.timeouts += 1

@@ -38,11 +38,6 @@ class Gates:
         """Parked requests in no particular order; to look at, not to change."""
         return list(self._parked.values())
 
-    @property
-    def next_lookup_s(self) -> float:
-        """Monotonic seconds at which the first look-up is given up; infinite if none is pending."""
-        return min(self._lookups.values(), default=math.inf)
-
     def counts(self) -> Counter[RequestState]:
         """Return how many are parked for each reason."""
         return Counter(request.state for request in self._parked.values())
@@ -132,13 +127,15 @@ class Gates:
         for request_id in [name for name, until_s in self._lookups.items() if until_s == math.inf]:
             self.store_answered(request_id)
 
-    def lookups_late(self, now_s: float) -> None:
-        """Let those in whose look-up took too long: they start without.
+    def lookups_late(self, now_s: float) -> list[RequestId]:
+        """Let those in whose look-up took too long, and return them: they start without.
 
         Mutates: the gates, the queue.
         """
-        for request_id in [name for name, until_s in self._lookups.items() if until_s <= now_s]:
+        late = [name for name, until_s in self._lookups.items() if until_s <= now_s]
+        for request_id in late:
             self.store_answered(request_id)
+        return late
 
     def drop(self, request: Request) -> None:
         """Forget a parked request that ends.

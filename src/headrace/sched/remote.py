@@ -267,6 +267,14 @@ class RemoteGate:
         if record is not None:
             record.pending = False
 
+    def lookup_late(self, request_id: RequestId) -> None:
+        """Note that nobody waits for the answer of a look-up any more: its request goes on without the store.
+
+        Mutates: notes about the look-up.
+        """
+        record = self._records[request_id]
+        record.pending, record.barred = False, True
+
     def expire(self, now_s: float) -> list[Request]:
         """Return the requests whose load took too long: they go on by themselves, without any computed token.
 

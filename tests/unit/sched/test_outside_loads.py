@@ -221,3 +221,20 @@ def test_reports_of_nobody_change_nothing(make_bench: Make) -> None:
     without.post(JobDone(7, 3), LookupDone(RequestId("nobody")))
     without.step()
     assert not without.scheduler.has_work
+
+
+def test_a_lookup_that_was_given_up_is_no_moment_to_wake_for(make_bench: Make) -> None:
+    """An engine that sleeps until the next moment must not be told one that has passed, or it spins."""
+    bench, _ = make_store_bench(make_bench, None, max_num_seqs=1)
+    bench.add("first", 2, deadline_s=9.0)
+    bench.step()
+    bench.now_s = 1.0
+    bench.add("second", 2)
+    bench.step()
+    bench.now_s = 2.0
+    bench.step()
+    assert bench.states() == {"first": "RUNNING", "second": "LOOKUP"}
+    bench.now_s = 3.5
+    bench.step()
+    assert bench.states()["second"] == "WAITING"
+    assert bench.scheduler.next_event_s == 9.0
