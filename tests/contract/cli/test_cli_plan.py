@@ -90,7 +90,8 @@ def test_the_default_model_is_planned_from_its_gguf(headrace):
 def test_each_group_of_layers_names_its_attention_backend_and_why(headrace, tmp_path):
     gemma = {
         "architectures": ["Gemma3ForCausalLM"], "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18,
-        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144, "sliding_window": 512,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
+        "sliding_window": 512,
         "query_pre_attn_scalar": 256, "max_position_embeddings": 32768, "torch_dtype": "float32",
         "hidden_activation": "gelu_pytorch_tanh",
     }  # fmt: skip
