@@ -43,7 +43,6 @@ class GroupShape:
         ratio_tokens: tokens under one cell.
         block_cells: cells of a block: records, or 1 for a state.
         by_token: cells belong to positions of the sequence (not a state, not the encoder's).
-        num_granules: end of memory.
     """
 
     __slots__ = (
@@ -54,7 +53,6 @@ class GroupShape:
         "block_tokens",
         "by_token",
         "group",
-        "keeps_all",
         "kind",
         "ratio_tokens",
     )
@@ -70,7 +68,6 @@ class GroupShape:
         self.by_token = not isinstance(spec, RecurrentSpec | CrossAttentionSpec)
         self._window_tokens = spec.window_tokens if isinstance(spec, SlidingWindowSpec) else 0
         self._chunk_tokens = spec.chunk_tokens if isinstance(spec, ChunkedLocalSpec) else 0
-        self.keeps_all = not self._window_tokens and not self._chunk_tokens
 
     def first_read(self, start: int) -> int:
         """Return the first position that a row reads which begins at ``start``; a position reads itself."""
@@ -79,6 +76,11 @@ class GroupShape:
         if self._chunk_tokens:
             return start // self._chunk_tokens * self._chunk_tokens
         return 0
+
+    def is_read_behind(self, unit_tokens: int) -> bool:
+        """Return whether a resume at some multiple of ``unit_tokens`` reads what lies before it in this group."""
+        whole_chunks = self._chunk_tokens and unit_tokens % self._chunk_tokens == 0
+        return self.by_token and self._window_tokens != 1 and not whole_chunks
 
     def first_block(self, computed_tokens: int) -> int:
         """Return the first place of a table that is still read once so many tokens are computed."""

@@ -6,10 +6,11 @@ Must not know actions or the front end's side of a request.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import islice
 
-from headrace.base.ids import BlockId, RequestId
+from headrace.base.ids import NULL_BLOCK, BlockId, RequestId
 from headrace.kv.events import KvEvent
 from headrace.sched.request import QUEUED, REMOTE, Request, RequestState
 from headrace.sched.scheduler import Scheduler
@@ -19,6 +20,7 @@ from headrace.sim.device import Facts, FakeDevice
 from headrace.sim.faults import Faults
 from headrace.sim.mirror import CacheMirror
 from headrace.sim.observer import Observer
+from headrace.sim.probe import HitProbe
 from headrace.sim.setup import SimSetup
 from headrace.sim.store import FakeStore
 from headrace.tiers.ledger import OpenJob
@@ -30,6 +32,9 @@ from headrace.types.results import StepResult
 
 _OWNER_CHECK_CALLS, _FULL_CHECK_CALLS = 3, 12
 """Dearer checks run after so many calls of the scheduler: what they look for does not go away by itself."""
+
+_PROBED_REQUESTS = 12
+"""So many of the last requests are looked up in turn."""
 
 LOOKUP_TIMEOUT_S, LOAD_TIMEOUT_S = 0.05, 0.2
 """In steps of a millisecond: short enough to pass in a run."""
@@ -73,6 +78,7 @@ class SimCore:
         next_step: number of the next plan.
         stalled_plans: so many in a row computed nothing, although somebody waited for nothing but room.
         held_before: who held blocks before the last plan.
+        figures: what the scheduler's running totals must be.
         extents_lent_on: extents that went from one group to another.
     """
 
@@ -109,12 +115,16 @@ class SimCore:
             facts,
             setup.encoder_rows,
             setup.encoder_budget_rows,
+            drafts=config.speculative_tokens > 0,
         )
         self.mirror = CacheMirror(len(setup.layout.groups), self._content_at)
         self.planned: deque[StepPlan] = deque()
         self.executed: deque[tuple[StepPlan, StepResult]] = deque()
         self.next_step = 0
         self.stalled_plans = 0
+        self.figures: Counter[str] = Counter()
+        self._began: dict[RequestId, int] = {}
+        self.probe = HitProbe(self.scheduler.kv, self.device.cells, self.mirror.hashes)
         self.extents_lent_on = 0
         self.held_before: set[RequestId] = set()
         self._extents = [-1] * setup.layout.num_extents
@@ -133,6 +143,13 @@ class SimCore:
         demand(plan.step == self.next_step, f"plan {plan.step} in place of {self.next_step}")
         self.next_step += 1
         self.planned.append(plan)
+        for start in plan.starts:
+            if start.request_id not in self._began:
+                self.figures["prompt_tokens"] += start.prompt_tokens
+                self.figures["prefix_query_tokens"] += len(start.token_ids)
+                self.figures["prefix_hit_tokens"] += start.computed_tokens
+            self._began[start.request_id] = start.computed_tokens
+        self.figures["checkpoints"] += len(plan.saves)
         stalled = not plan.total_tokens and bool(self.running or self.ready())
         self.stalled_plans = self.stalled_plans + 1 if stalled else 0
         return plan
@@ -148,6 +165,7 @@ class SimCore:
         plan, result = self.executed.popleft()
         news = self.scheduler.apply(plan, result, now_s)
         self._look()
+        self.figures["generation_tokens"] += len(news.token_ids) + sum(len(d.new_token_ids) for d in news.deltas)
         return news
 
     def _look(self) -> None:
@@ -183,7 +201,50 @@ class SimCore:
             )
             self._extents = extents
             self.mirror.check_all(kv, self.device.cells)
+            self._check_published()
+            self._probe()
         return events
+
+    def _probe(self) -> None:
+        """Look up what one of the last requests would find now."""
+        if not self._setup.prefix_caching or not self._observer.records:
+            return
+        names = list(islice(reversed(self._observer.records), _PROBED_REQUESTS))
+        record = self._observer.records[names[self._calls // _FULL_CHECK_CALLS % len(names)]]
+        if record.source.prompt_token_ids:
+            self.probe.look_up(record)
+
+    def _check_published(self) -> None:
+        """What a running request has computed since it started can be hit, as long as its blocks are there."""
+        if not self._setup.prefix_caching or self._observer.counts["error non_finite_logits"]:
+            return  # broken content is forgotten wherever it lies
+        unit = self.scheduler.kv.hash_tokens
+        for request in self.running:
+            kv = request.kv
+            if not kv.cacheable or request.request_id not in self._began:
+                continue
+            units = range(-(-self._began[request.request_id] // unit), request.computed_tokens // unit)
+            for shape in self.device.cells.shapes:
+                if not shape.is_read_behind(unit):
+                    continue
+                table, hashes = kv.tables[shape.group], self.mirror.hashes[shape.group]
+                for place in units:
+                    if table[place * unit // shape.block_tokens] != NULL_BLOCK and kv.hashes[place] not in hashes:
+                        tokens = (place + 1) * unit
+                        demand(
+                            False, f"{request.request_id} has {tokens} tokens, group {shape.group} does not find them"
+                        )
+
+    def check_figures(self) -> None:
+        """The scheduler's running totals are what plans and news have shown."""
+        stats, figures = self.scheduler.stats(), self.figures
+        names = ["generation_tokens", "checkpoints", "preemptions"]
+        if self._setup.store == "none":
+            # Else a start may be taken back in the step that plans it, and is counted all the same.
+            names += ["prompt_tokens", "prefix_query_tokens", "prefix_hit_tokens"]
+        for name in names:
+            told = getattr(stats, name)
+            demand(told == figures[name], f"{name}: {told} are counted, {figures[name]} were seen")
 
     def check_requests(self) -> None:
         """Only who runs owns a slot; who waits in the queue holds nothing; progress counters are in order."""
@@ -232,6 +293,7 @@ class SimCore:
             demand(scheduler.encoder.cache.used_rows == 0, "encoder outputs are held by nobody")
             kept = set(scheduler.encoder.cache.identifiers)
             demand(kept == set(self.device.encoders.rows), "the worker keeps other encoder outputs than the scheduler")
+        self.check_figures()
         stats = scheduler.stats()
         demand(stats.running == stats.waiting == 0 and stats.blocks_free == stats.blocks_total, "the figures disagree")
 

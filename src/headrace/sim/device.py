@@ -77,6 +77,7 @@ class FakeDevice:
     facts: Facts
     encoder_rows: int
     encoder_budget_rows: int
+    drafts: bool = False
     slots: dict[Slot, DeviceSlot] = field(default_factory=dict)
     executed_steps: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -109,6 +110,7 @@ class FakeDevice:
         demand(plan.total_tokens <= self.budget_tokens, f"{plan.total_tokens} tokens planned in one step")
         busy = [*plan.decodes, *(row.slot for row in plan.rows)]
         demand(len(set(busy)) == len(busy), "a slot is computed twice in one step")
+        self._check_rows(plan)
         decodes = [self._decode_row(slot) for slot in plan.decodes]
         guesses = [self._write(row) for row in decodes + plan.rows]
         answers = [
@@ -185,9 +187,18 @@ class FakeDevice:
         if self.loads.holds(group, block):
             raise SimFault(f"block {block} of group {group} is written while it is being loaded")
 
+    def _check_rows(self, plan: StepPlan) -> None:
+        """A decode that wants nothing else is no row: rows are for all others."""
+        started = {start.slot for start in plan.starts}
+        for row in plan.rows:
+            if row.tokens == 1 and row.sample and row.slot not in started and row.slot in self.slots:
+                plain = _is_plain(self.slots[row.slot].source) and not self.drafts
+                demand(not plain or bool(self.slots[row.slot].source.media), f"{row} is a plain decode")
+
     def _decode_row(self, slot: Slot) -> PlanRow:
         demand(slot in self.slots, f"slot {slot} decodes but is free")
         state = self.slots[slot]
+        demand(_is_plain(state.source), f"{state.request_id} decodes without what it asked for")
         return PlanRow(slot, state.request_id, state.computed_tokens, 1, True)
 
     def _write(self, row: PlanRow) -> list[int]:
@@ -305,7 +316,12 @@ class FakeDevice:
         state.computed_tokens = end - row.drafts
         if not row.sample:
             return RowResult([], prompt_logprobs=entries)
-        return RowResult(self._accept(state, guesses), prompt_logprobs=entries)
+        first = len(state.token_ids)
+        token_ids = self._accept(state, guesses)
+        logprobs = None
+        if state.source.sampling.logprobs is not None:
+            logprobs = [TokenLogprobs(token, -float(first + i), 1, [], []) for i, token in enumerate(token_ids)]
+        return RowResult(token_ids, logprobs=logprobs, prompt_logprobs=entries)
 
     def _check_reads(self, state: DeviceSlot, group: int, start: int, end: int, contents: list[int]) -> None:
         wrong = self.cells.wrong_cell(group, state.tables[group], start, end, contents)
@@ -342,3 +358,9 @@ class FakeDevice:
     def _prompt_logprobs(self, state: DeviceSlot, row: PlanRow) -> list[TokenLogprobs]:
         positions = range(row.start + 1, min(row.start + row.tokens + 1, state.prompt_tokens))
         return [TokenLogprobs(state.token_ids[position], -float(position), 1, [], []) for position in positions]
+
+
+def _is_plain(source: EngineRequest) -> bool:
+    """Return whether a request asks for nothing but tokens."""
+    sampling = source.sampling
+    return sampling.logprobs is None and sampling.prompt_logprobs is None and source.grammar is None

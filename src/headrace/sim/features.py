@@ -24,7 +24,7 @@ class Features:
         grammars: gated sampling.
         siblings: several sequences with one prompt.
         deadlines: ends in time.
-        logprobs: of the prompt.
+        logprobs: of prompt or output.
     """
 
     salts: bool = False

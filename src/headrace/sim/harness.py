@@ -194,6 +194,7 @@ class Harness:
             self.story.line("the core crashes; a new one gets the unfinished requests")
         self.counts["crashes"] += 1
         self.counts["crashes with work in flight"] += self.in_flight_steps > 0
+        self.core.check_figures()
         self._harvest()
         jobs = self.timetable.drop(JobDone)
         self.timetable.drop(LookupDone)
@@ -237,6 +238,7 @@ class Harness:
         check_followers(core, plan)
         check_quotas(self.setup, core, plan)
         preempted = self._watch.after_schedule(core.requests, ahead=self.in_flight_steps > 1)
+        core.figures["preemptions"] += preempted
         self._liveness.after_schedule(core, plan, preempted=preempted > 0)
         return plan
 
@@ -309,6 +311,8 @@ class Harness:
         for event in self.timetable.take(self.now_s):
             if isinstance(event, JobDone):
                 self.core.land(event)
+            elif isinstance(event, LookupDone) and self.store is not None:
+                self.store.answered(event.request_id)
             if self.story:
                 self.story.arrived(event)
             self.inbox.append(event)

@@ -108,12 +108,14 @@ class Observer:
             demand(False, f"a request has news in two places of one step: {sorted(named)}")
         for request_id, token_id in zip(news.request_ids, news.token_ids, strict=True):
             record = self._speak(request_id)
+            demand(record.source.sampling.logprobs is None, f"{request_id}: a token without its log-probability")
             record.output_ids.append(token_id)
             self._check_output(record)
         for delta in deltas:
             refused = delta.error is not None and delta.error.code in _REFUSALS
             ended_before = delta.finish_reason is not None and not delta.new_token_ids
             record = self._speak(delta.request_id, at_the_door=refused or ended_before)
+            self._check_logprobs(record, delta)
             record.output_ids += delta.new_token_ids
             self._check_output(record)
             record.prompt_positions += [round(-entry.logprob) for entry in delta.prompt_logprobs or []]
@@ -177,6 +179,17 @@ class Observer:
         wanted = record.expected.output_ids
         if record.output_ids != wanted[: len(record.output_ids)]:
             raise SimFault(f"{record.source.request_id}: {record.output_ids} instead of {wanted}")
+
+    @staticmethod
+    def _check_logprobs(record: Record, delta: RequestDelta) -> None:
+        """Each new token has its own entry, and nobody gets what was not asked for."""
+        if record.source.sampling.logprobs is None:
+            demand(delta.logprobs is None, f"{delta.request_id} gets log-probabilities that it did not ask for")
+        elif delta.new_token_ids:
+            first = len(record.source.prompt_token_ids) + len(record.output_ids)
+            told = [(entry.token_id, -entry.logprob) for entry in delta.logprobs or []]
+            wanted = [(token_id, float(first + index)) for index, token_id in enumerate(delta.new_token_ids)]
+            demand(told == wanted, f"{delta.request_id} gets log-probabilities {told} for {wanted}")
 
     def _check_finish(self, record: Record, delta: RequestDelta, now_s: float) -> None:
         source = record.source

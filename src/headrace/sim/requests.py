@@ -66,6 +66,7 @@ class RequestSource:
             ignore_eos=rng.random() < (0.9 if self._long_answers else 0.4),
             stop_token_ids=rng.choice([[], [], [rng.randrange(vocab)]]),
             prompt_logprobs=0 if self._features.logprobs and rng.random() < 0.2 else None,
+            logprobs=0 if self._features.logprobs and rng.random() < 0.3 else None,
             seed=1,
         )
         self._made += 1

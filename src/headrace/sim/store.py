@@ -74,6 +74,7 @@ class FakeStore:
         self._timetable = timetable
         self._divergent_hits = divergent_hits
         self._asked: Counter[RequestId] = Counter()
+        self._looking: set[RequestId] = set()
         self._offers: dict[RequestId, tuple[int, int]] = {}
         self._planned: dict[int, LoadJob] = {}
         self._contents: dict[bytes, int] = {}
@@ -98,9 +99,12 @@ class FakeStore:
         demand(local_tokens <= limit_tokens, f"{request_id}: the store is asked from {local_tokens} to {limit_tokens}")
         self.counts["lookups"] += 1
         self._offers.pop(request_id, None)
+        demand(request_id not in self._looking, f"{request_id} asks again, although the store has not answered")
         if self._faults.fires("lookup never answers", request_id, asked):
+            self._looking.add(request_id)
             return None
         if self._faults.fires("lookup late", request_id, asked):
+            self._looking.add(request_id)
             self._timetable.put(self.now_s + self._delay(_SOON_S + _LATE_S, request_id, asked), LookupDone(request_id))
             return None
         roll = self._faults.roll("depth", request_id)
@@ -109,6 +113,10 @@ class FakeStore:
         found = max(0, depth - local_tokens)
         self._offers[request_id] = (local_tokens, found)
         return found
+
+    def answered(self, request_id: RequestId) -> None:
+        """An answer is in the inbox: the one who waits for it may ask again."""
+        self._looking.discard(request_id)
 
     def load_planned(self, job: LoadJob) -> None:
         """Take note of a load."""
@@ -122,6 +130,7 @@ class FakeStore:
         """Take note of an end: exactly one for everybody who asked."""
         demand(request_id in self._asked, f"{request_id} never asked the store, or has ended twice")
         del self._asked[request_id]
+        self._looking.discard(request_id)
         self._offers.pop(request_id, None)
 
     def begin(self, job: LoadJob, contents: Sequence[int]) -> None:
@@ -155,6 +164,7 @@ class FakeStore:
     def crashed(self) -> None:
         """The core that asked is gone; a new one begins. Reports to the old one may still arrive."""
         self._asked.clear()
+        self._looking.clear()
         self._offers.clear()
         self._planned.clear()
 
