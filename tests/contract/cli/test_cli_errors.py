@@ -28,7 +28,7 @@ def one_line(ran):
         (["serve", "--port"], "expected one argument"),
         (["serve", "--trust-remote-code"], "--trust-remote-code is not supported"),
         (["serve", "--max-num-seqs", "4k"], "--max-num-batched-tokens must be at least --max-num-seqs"),
-        (["serve", "--help=nothing-like-this"], "Topics: model, cache, scheduler, parallel, server"),
+        (["serve", "--help=nothing-like-this"], "Topics: model, cache, scheduler, parallel, events, server"),
         (["bench", "latncy"], "unknown benchmark 'latncy' (did you mean latency?)"),
         (["bench", "latency", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["bench", "serve", "--endpoint", "chat", "--prompt-kind", "ids"], "--prompt-kind ids needs"),
