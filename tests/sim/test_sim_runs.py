@@ -6,8 +6,8 @@ import pytest
 
 from headrace.kv.pool import BlockPool
 from headrace.sim.actions import ActionKind
-from headrace.sim.campaign import JUDGED_FROM_SEEDS, Finding, Tally, examine, run_seeds, run_until
-from headrace.sim.cover import common_cells
+from headrace.sim.campaign import JUDGED_FROM_STEPS, RARE_FROM_STEPS, Finding, Tally, examine, run_seeds, run_until
+from headrace.sim.cover import common_cells, rare_cells
 from headrace.sim.features import FEATURES
 from headrace.sim.replay import Run, replay
 from headrace.sim.story import Story
@@ -105,7 +105,8 @@ def test_fresh_seeds_end_with_the_time() -> None:
     assert (tally.seeds, tally.failed_seed) == (30, None)
 
 
-def test_an_empty_cell_counts_from_so_many_seeds_on() -> None:
-    assert Tally(seeds=JUDGED_FROM_SEEDS - 1).empty_cells() == []
-    assert set(Tally(seeds=JUDGED_FROM_SEEDS).empty_cells()) == {*common_cells(), *FEATURES}
+def test_an_empty_cell_counts_in_a_campaign_that_is_long_enough() -> None:
+    assert Tally(steps=JUDGED_FROM_STEPS - 1).empty_cells() == []
+    assert set(Tally(steps=JUDGED_FROM_STEPS).empty_cells()) == {*common_cells(), *FEATURES}
+    assert set(Tally(steps=RARE_FROM_STEPS).empty_cells()) >= {*rare_cells(), *common_cells()}
     assert "adapters with salts" in Tally(seeds=1000).empty_cells()

@@ -23,8 +23,8 @@ from headrace.sim.story import Story
 from headrace.sim.swarm import Swarm
 
 CHUNK_SEEDS = 10
-JUDGED_FROM_SEEDS, PAIRS_JUDGED_FROM_SEEDS = 200, 1000
-"""Fewer seeds may miss a rare thing by chance."""
+JUDGED_FROM_STEPS, RARE_FROM_STEPS, PAIRS_FROM_SEEDS = 60_000, 250_000, 1000
+"""Shorter campaigns may miss a rare thing by chance."""
 
 
 @dataclass
@@ -64,11 +64,12 @@ class Tally:
     def empty_cells(self) -> list[str]:
         """Return what never happened although there were seeds enough for it."""
         missing: list[str] = []
-        if self.seeds >= JUDGED_FROM_SEEDS:
+        if self.steps >= JUDGED_FROM_STEPS:
             missing += [name for name in common_cells() if not self.counts[name]]
             missing += [name for name in FEATURES if not self.features[name]]
-        if self.seeds >= PAIRS_JUDGED_FROM_SEEDS:
+        if self.steps >= RARE_FROM_STEPS:
             missing += [name for name in rare_cells() if not self.counts[name]]
+        if self.seeds >= PAIRS_FROM_SEEDS:
             missing += [f"{one} with {other}" for one, other in all_pairs() if not self.pairs[one, other]]
         return missing
 

@@ -98,6 +98,7 @@ _RARE = (
     "preempted -> loading",
     "arrived -> preempted",
     "arrived -> finished",
+    "aborts leader",
     "aborts loading",
     "aborts arrived",
     "aborts quota",
@@ -112,7 +113,7 @@ def common_cells() -> list[str]:
     kinds += [f"evicted {kind}" for kind in KINDS if kind != "cross"]
     kinds += [f"copied {kind}" for kind in KINDS if kind != "cross"]
     kinds += [f"hit {kind} behind null blocks" for kind in ("sliding", "chunked")]
-    aborts = [f"aborts {state}" for state in ("waiting", "running", "grammar", "lookup", "leader")]
+    aborts = [f"aborts {state}" for state in ("waiting", "running", "grammar", "lookup")]
     errors = [f"error {code}" for code in _ERRORS]
     return [*_EVENTS, *errors, *_MOVES, *aborts, *kinds, *(f"fault {site}" for site in SITES)]
 

@@ -103,6 +103,9 @@ class FakeDevice:
             self.counts["slots reused in one plan"] += start.slot in plan.releases
         for append in plan.appends:
             self._append(append)
+        for copy in plan.copies:
+            targets = (self.slots[start.slot].tables[copy.group] for start in plan.starts)
+            demand(any(copy.target in table for table in targets), f"{copy} is for nobody who starts")
         self._copy(plan.copies)
         self.encoders.step(plan, self.slots)
         for job in plan.loads:
@@ -116,6 +119,9 @@ class FakeDevice:
         answers = [
             self._read_and_sample(row, guessed) for row, guessed in zip(decodes + plan.rows, guesses, strict=True)
         ]
+        made = {(group, self.slots[slot].tables[group][0]) for slot in busy for group in self._states}
+        for save in plan.saves:
+            demand((save.group, save.source) in made, f"{save} keeps a state that no row of this plan has made")
         self._copy(plan.saves)
         result = answers[: len(decodes)]
         return StepResult(

@@ -64,7 +64,7 @@ def test_a_planted_fault_is_found_told_and_cut_down(headrace, monkeypatch):
 def test_what_never_happens_is_a_failure(headrace, monkeypatch):
     from headrace.sim import campaign
 
-    monkeypatch.setattr(campaign, "JUDGED_FROM_SEEDS", 2)
+    monkeypatch.setattr(campaign, "JUDGED_FROM_STEPS", 2)
     ran = headrace("sim", "--seeds", "2", "--steps", "0", "--processes", "1")
     assert ran.code == 1
     assert "NEVER HAPPENED: " in ran.out
