@@ -28,6 +28,8 @@ def bare_logger():
     root = logging.getLogger("headrace")
     saved = (root.handlers[:], root.level, root.propagate)
     root.handlers[:] = []
+    # pytest puts handlers of its own on a logger that does not propagate, and an earlier test may have set this one up.
+    root.propagate = True
     yield root
     root.handlers[:] = saved[0]
     root.setLevel(saved[1])
