@@ -5,13 +5,16 @@ Must not repair or change anything.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from headrace.base.ids import NULL_BLOCK, BlockId
+from headrace.config.engine import SchedulerConfig
 from headrace.kv.coordinator import KvCoordinator
-from headrace.sched.request import Request
+from headrace.kv.encoder_cache import EncoderCache
+from headrace.sched.request import REMOTE, Request, RequestState
 from headrace.sim.cells import SimFault, demand
 from headrace.tiers.ledger import OpenJob
 
@@ -95,3 +98,35 @@ def check_idle(kv: KvCoordinator) -> None:
     for index, pool in enumerate(kv.memory.pools):
         demand(pool.live_blocks == 0, f"blocks leaked: {pool.live_blocks} of group {index}")
     demand(not _owners(kv), "a block has owners although nobody is there")
+
+
+def check_requests(running: Sequence[Request], waiting: Sequence[Request], config: SchedulerConfig) -> None:
+    """Only who runs owns a slot; who waits in the queue holds nothing; progress counters are in order."""
+    slots = {request.slot for request in running}
+    good = len(slots) == len(running) <= config.max_num_seqs and None not in slots
+    demand(good, f"slots {slots}")
+    drafts, state = config.speculative_tokens, RequestState.RUNNING
+    for request in running:
+        in_order = request.computed_tokens <= request.planned_tokens <= request.known_tokens + drafts
+        if not in_order or len(request.token_ids) > request.limit_tokens:
+            raise SimFault(f"{request.request_id}: {request.computed_tokens}, {request.planned_tokens} tokens")
+        if request.state is not state:
+            raise SimFault(f"{request.request_id} is {request.state} among the running")
+    order = (-math.inf, 0)
+    for request in waiting:
+        if request.slot is not None or request.state is state or order > request.order_key:
+            raise SimFault(f"{request.request_id} is {request.state} with slot {request.slot}, {request.order_key}")
+        if request.kv.tables[0] and request.state not in REMOTE:
+            raise SimFault(f"{request.request_id} is {request.state} and holds blocks")
+        order = request.order_key
+
+
+def check_encoder(cache: EncoderCache, running: Sequence[Request]) -> None:
+    """Rows of encoder outputs add up, and only those hold some who have a slot."""
+    used = cache.used_rows
+    if not used and not cache.identifiers:
+        return
+    good = 0 <= used <= cache.capacity_rows and cache.resident_rows <= cache.capacity_rows
+    demand(good, f"encoder cache: {used} used, {cache.resident_rows} resident of {cache.capacity_rows}")
+    nobody = used and not any(cache.uses_of(request.request_id) for request in running)
+    demand(not nobody, f"{used} encoder rows are used by nobody")

@@ -5,19 +5,19 @@ Must not know actions or the front end's side of a request.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from headrace.base.ids import NULL_BLOCK, BlockId, RequestId
+from headrace.base.ids import BlockId, RequestId
 from headrace.kv.events import KvEvent
-from headrace.sched.request import QUEUED, REMOTE, Request, RequestState
+from headrace.sched.request import QUEUED, Request, RequestState
 from headrace.sched.scheduler import Scheduler
 from headrace.sim.cells import demand
-from headrace.sim.checks import check_idle, check_owners, check_pools
+from headrace.sim.checks import check_encoder, check_idle, check_owners, check_pools, check_requests
 from headrace.sim.device import Facts, FakeDevice
 from headrace.sim.faults import Faults
+from headrace.sim.figures import Figures
 from headrace.sim.mirror import CacheMirror
 from headrace.sim.observer import Observer
 from headrace.sim.probe import HitProbe
@@ -122,8 +122,7 @@ class SimCore:
         self.executed: deque[tuple[StepPlan, StepResult]] = deque()
         self.next_step = 0
         self.stalled_plans = 0
-        self.figures: Counter[str] = Counter()
-        self._began: dict[RequestId, int] = {}
+        self.figures = Figures(has_store=store is not None)
         self.probe = HitProbe(self.scheduler.kv, self.device.cells, self.mirror.hashes)
         self.extents_lent_on = 0
         self.held_before: set[RequestId] = set()
@@ -143,13 +142,7 @@ class SimCore:
         demand(plan.step == self.next_step, f"plan {plan.step} in place of {self.next_step}")
         self.next_step += 1
         self.planned.append(plan)
-        for start in plan.starts:
-            if start.request_id not in self._began:
-                self.figures["prompt_tokens"] += start.prompt_tokens
-                self.figures["prefix_query_tokens"] += len(start.token_ids)
-                self.figures["prefix_hit_tokens"] += start.computed_tokens
-            self._began[start.request_id] = start.computed_tokens
-        self.figures["checkpoints"] += len(plan.saves)
+        self.figures.planned(plan)
         stalled = not plan.total_tokens and bool(self.running or self.ready())
         self.stalled_plans = self.stalled_plans + 1 if stalled else 0
         return plan
@@ -165,7 +158,7 @@ class SimCore:
         plan, result = self.executed.popleft()
         news = self.scheduler.apply(plan, result, now_s)
         self._look()
-        self.figures["generation_tokens"] += len(news.token_ids) + sum(len(d.new_token_ids) for d in news.deltas)
+        self.figures.told(news)
         return news
 
     def _look(self) -> None:
@@ -187,13 +180,14 @@ class SimCore:
         self._calls += 1
         if self._calls % _OWNER_CHECK_CALLS == 0:
             check_owners(kv, self.holders(), self.open_jobs())
-            self.check_requests()
+            check_requests(self.running, self.waiting, self._setup.scheduler)
         events = scheduler.take_events()
         if events:
             stored = self.mirror.take(events)
             # What is published was applied, so the device has run it.
             self.mirror.check_contents(kv, self.device.cells, stored)
-        self._check_encoder()
+        if scheduler.encoder is not None:
+            check_encoder(scheduler.encoder.cache, self.running)
         if self._calls % _FULL_CHECK_CALLS == 0:
             extents = check_pools(kv)
             self.extents_lent_on += sum(
@@ -201,85 +195,21 @@ class SimCore:
             )
             self._extents = extents
             self.mirror.check_all(kv, self.device.cells)
-            self._check_published()
+            self.figures.check(scheduler)
             self._probe()
         return events
 
     def _probe(self) -> None:
         """Look up what one of the last requests would find now."""
-        if not self._setup.prefix_caching or not self._observer.records:
+        observer = self._observer
+        if not self._setup.prefix_caching or not observer.records:
             return
-        names = list(islice(reversed(self._observer.records), _PROBED_REQUESTS))
-        record = self._observer.records[names[self._calls // _FULL_CHECK_CALLS % len(names)]]
+        if not observer.counts["error non_finite_logits"]:  # broken content is forgotten wherever it lies
+            self.probe.check_published(self.running, self.figures.began)
+        names = list(islice(reversed(observer.records), _PROBED_REQUESTS))
+        record = observer.records[names[self._calls // _FULL_CHECK_CALLS % len(names)]]
         if record.source.prompt_token_ids:
             self.probe.look_up(record)
-
-    def _check_published(self) -> None:
-        """What a running request has computed since it started can be hit, as long as its blocks are there."""
-        if not self._setup.prefix_caching or self._observer.counts["error non_finite_logits"]:
-            return  # broken content is forgotten wherever it lies
-        unit = self.scheduler.kv.hash_tokens
-        for request in self.running:
-            kv = request.kv
-            if not kv.cacheable or request.request_id not in self._began:
-                continue
-            units = range(-(-self._began[request.request_id] // unit), request.computed_tokens // unit)
-            for shape in self.device.cells.shapes:
-                if not shape.is_read_behind(unit):
-                    continue
-                table, hashes = kv.tables[shape.group], self.mirror.hashes[shape.group]
-                for place in units:
-                    if table[place * unit // shape.block_tokens] != NULL_BLOCK and kv.hashes[place] not in hashes:
-                        tokens = (place + 1) * unit
-                        demand(
-                            False, f"{request.request_id} has {tokens} tokens, group {shape.group} does not find them"
-                        )
-
-    def check_figures(self) -> None:
-        """The scheduler's running totals are what plans and news have shown."""
-        stats, figures = self.scheduler.stats(), self.figures
-        names = ["generation_tokens", "checkpoints", "preemptions"]
-        if self._setup.store == "none":
-            # Else a start may be taken back in the step that plans it, and is counted all the same.
-            names += ["prompt_tokens", "prefix_query_tokens", "prefix_hit_tokens"]
-        for name in names:
-            told = getattr(stats, name)
-            demand(told == figures[name], f"{name}: {told} are counted, {figures[name]} were seen")
-
-    def check_requests(self) -> None:
-        """Only who runs owns a slot; who waits in the queue holds nothing; progress counters are in order."""
-        running = self.running
-        slots = {request.slot for request in running}
-        good = len(slots) == len(running) <= self._setup.scheduler.max_num_seqs and None not in slots
-        demand(good, f"slots {slots}")
-        drafts, state = self._setup.scheduler.speculative_tokens, RequestState.RUNNING
-        for request in running:
-            in_order = request.computed_tokens <= request.planned_tokens <= request.known_tokens + drafts
-            if not in_order or len(request.token_ids) > request.limit_tokens:
-                demand(False, f"{request.request_id}: {request.computed_tokens}, {request.planned_tokens} tokens")
-            if request.state is not state:
-                demand(False, f"{request.request_id} is {request.state} among the running")
-        order = (-math.inf, 0)
-        for request in self.waiting:
-            if request.slot is not None or request.state is state or order > request.order_key:
-                demand(False, f"{request.request_id} is {request.state} with slot {request.slot}, {request.order_key}")
-            if request.kv.tables[0] and request.state not in REMOTE:
-                demand(False, f"{request.request_id} is {request.state} and holds blocks")
-            order = request.order_key
-
-    def _check_encoder(self) -> None:
-        """Rows of encoder outputs add up, and only those hold some who have a slot."""
-        encoder = self.scheduler.encoder
-        if encoder is None:
-            return
-        cache = encoder.cache
-        used = cache.used_rows
-        if not used and not cache.identifiers:
-            return
-        good = 0 <= used <= cache.capacity_rows and cache.resident_rows <= cache.capacity_rows
-        demand(good, f"encoder cache: {used} used, {cache.resident_rows} resident of {cache.capacity_rows}")
-        nobody = used and not any(cache.uses_of(request.request_id) for request in self.running)
-        demand(not nobody, f"{used} encoder rows are used by nobody")
 
     def check_end(self) -> None:
         """Nothing is left."""
@@ -293,9 +223,8 @@ class SimCore:
             demand(scheduler.encoder.cache.used_rows == 0, "encoder outputs are held by nobody")
             kept = set(scheduler.encoder.cache.identifiers)
             demand(kept == set(self.device.encoders.rows), "the worker keeps other encoder outputs than the scheduler")
-        self.check_figures()
-        stats = scheduler.stats()
-        demand(stats.running == stats.waiting == 0 and stats.blocks_free == stats.blocks_total, "the figures disagree")
+        self.figures.check(scheduler)
+        demand(not self.requests, f"requests {list(self.at_work_ids())} never ended")
 
     def holders(self) -> list[Request]:
         """Requests that may hold blocks."""

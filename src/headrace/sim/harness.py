@@ -194,7 +194,7 @@ class Harness:
             self.story.line("the core crashes; a new one gets the unfinished requests")
         self.counts["crashes"] += 1
         self.counts["crashes with work in flight"] += self.in_flight_steps > 0
-        self.core.check_figures()
+        self.core.figures.check(self.core.scheduler)
         self._harvest()
         jobs = self.timetable.drop(JobDone)
         self.timetable.drop(LookupDone)
@@ -233,12 +233,12 @@ class Harness:
         if self.story:
             waiting = [request.request_id for request in core.waiting]
             self.story.planned(plan, core.decode_rows(plan), [n for n in waiting if n in running], waiting)
+        preempted = self._watch.after_schedule(core.requests, ahead=self.in_flight_steps > 1)
+        core.figures.preempted(preempted)
         self.check()
         self.observer.check_deadlines(core.requests, self.now_s)
         check_followers(core, plan)
         check_quotas(self.setup, core, plan)
-        preempted = self._watch.after_schedule(core.requests, ahead=self.in_flight_steps > 1)
-        core.figures["preemptions"] += preempted
         self._liveness.after_schedule(core, plan, preempted=preempted > 0)
         return plan
 

@@ -5,12 +5,13 @@ The expected length comes from the announced hashes by trying every boundary. Mu
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
-from headrace.base.ids import BlockId
+from headrace.base.ids import NULL_BLOCK, BlockId, RequestId
 from headrace.kv.coordinator import KvCoordinator
 from headrace.kv.prefix_hash import extras_of
 from headrace.kv.sequence import Hit
+from headrace.sched.request import Request
 from headrace.sim.cells import Cells, GroupShape, SimFault, demand
 from headrace.sim.observer import Record
 from headrace.types.token_ids import token_array
@@ -60,6 +61,29 @@ class HitProbe:
         if hit.tokens:
             self._check_blocks(hit, record)
         return hit.tokens
+
+    def check_published(self, running: Sequence[Request], began: Mapping[RequestId, int]) -> None:
+        """What a running request has computed since it started can be hit, as long as its blocks are there.
+
+        Args:
+            running: requests.
+            began: computed tokens with which each of them started.
+        """
+        unit = self._kv.hash_tokens
+        for request in running:
+            kv = request.kv
+            if not kv.cacheable or request.request_id not in began:
+                continue
+            units = range(-(-began[request.request_id] // unit), request.computed_tokens // unit)
+            for shape in self._cells.shapes:
+                if not shape.is_read_behind(unit):
+                    continue
+                table, hashes = kv.tables[shape.group], self._announced[shape.group]
+                for place in units:
+                    if table[place * unit // shape.block_tokens] != NULL_BLOCK and kv.hashes[place] not in hashes:
+                        raise SimFault(
+                            f"{request.request_id} has {(place + 1) * unit} tokens, group {shape.group} finds less"
+                        )
 
     def _all_have(self, end: int, hashes: Sequence[bytes], *, strict: bool, states: bool = True) -> bool:
         return all(
