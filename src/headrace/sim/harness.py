@@ -95,6 +95,12 @@ class Harness:
         return self.counts["steps"] + self.core.device.executed_steps
 
     @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do and nothing to come: an engine would sleep."""
+        outside = self.inbox or self.timetable.next_s is not None
+        return not (self.in_flight_steps or outside or self.core.scheduler.has_work)
+
+    @property
     def records(self) -> dict[RequestId, Record]:
         """What is known of each request."""
         return self.observer.records
@@ -291,9 +297,9 @@ class Harness:
             SimFault: some request does not end.
         """
         for _ in range(limit_steps):
-            wanted = self.core.scheduler.has_work or bool(self.inbox) or self.timetable.next_s is not None
-            if not wanted and not self.in_flight_steps:
+            if self.is_idle:
                 break
+            wanted = self.core.scheduler.has_work or bool(self.inbox) or self.timetable.next_s is not None
             if wanted and self.in_flight_steps < self.setup.scheduler.steps_in_flight:
                 self.schedule()
             self.apply()

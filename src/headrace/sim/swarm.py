@@ -130,7 +130,8 @@ class Swarm:
             few = rng.choice([0, 2, 6])
             while harness.busy_steps < least_steps and len(harness.live_ids()) > few:
                 self._engine_moves()
-            self._wave(rng.randint(3, 12), rng.choice(_ARRIVALS))
+            if harness.busy_steps < least_steps:
+                self._wave(rng.randint(3, 12), rng.choice(_ARRIVALS))
         harness.drain()
         return self.harness.counts
 
@@ -183,6 +184,8 @@ class Swarm:
 
     def _engine_moves(self) -> None:
         rng, harness = self._rng, self.harness
+        if harness.is_idle:
+            return
         if harness.in_flight_steps < self.setup.scheduler.steps_in_flight:
             harness.do(Action(ActionKind.SCHEDULE))
         if rng.random() < 0.5:
