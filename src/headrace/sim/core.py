@@ -30,7 +30,7 @@ from headrace.types.plans import PlanRow, StepPlan
 from headrace.types.requests import EngineRequest
 from headrace.types.results import StepResult
 
-_OWNER_CHECK_CALLS, _FULL_CHECK_CALLS = 3, 12
+_OWNER_CHECK_CALLS, _FULL_CHECK_CALLS = 3, 19
 """Dearer checks run after so many calls of the scheduler: what they look for does not go away by itself."""
 
 _PROBED_REQUESTS = 12
@@ -77,7 +77,7 @@ class SimCore:
         executed: plans with results that were not applied.
         next_step: number of the next plan.
         stalled_plans: so many in a row computed nothing, although somebody waited for nothing but room.
-        held_before: who held blocks before the last plan.
+        held_before: who held blocks before the last plan, where there are quotas.
         figures: what the scheduler's running totals must be.
         extents_lent_on: extents that went from one group to another.
     """
@@ -136,7 +136,8 @@ class SimCore:
     def schedule(self, inbox: Sequence[InboxEvent], now_s: float) -> StepPlan:
         """Plan a step."""
         self._seen = self.requests
-        self.held_before = {request.request_id for request in self.holders()}
+        if self._setup.scheduler.tenant_quota < 1.0:
+            self.held_before = {request.request_id for request in self.holders()}
         plan = self.scheduler.schedule(inbox, now_s)
         self._look()
         demand(plan.step == self.next_step, f"plan {plan.step} in place of {self.next_step}")
