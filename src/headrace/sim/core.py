@@ -11,7 +11,7 @@ from itertools import islice
 
 from headrace.base.ids import BlockId, RequestId
 from headrace.kv.events import KvEvent
-from headrace.sched.request import QUEUED, Request, RequestState
+from headrace.sched.request import QUEUED, REMOTE, Request, RequestState
 from headrace.sched.scheduler import Scheduler
 from headrace.sim.cells import demand
 from headrace.sim.checks import check_encoder, check_idle, check_owners, check_pools, check_requests
@@ -138,12 +138,13 @@ class SimCore:
         self._seen = self.requests
         if self._setup.scheduler.tenant_quota < 1.0:
             self.held_before = {request.request_id for request in self.holders()}
+        loading = {request.request_id for request in self.waiting if request.state in REMOTE}
         plan = self.scheduler.schedule(inbox, now_s)
         self._look()
         demand(plan.step == self.next_step, f"plan {plan.step} in place of {self.next_step}")
         self.next_step += 1
         self.planned.append(plan)
-        self.figures.planned(plan)
+        self.figures.planned(plan, loading)
         stalled = not plan.total_tokens and bool(self.running or self.ready())
         self.stalled_plans = self.stalled_plans + 1 if stalled else 0
         return plan
@@ -171,8 +172,11 @@ class SimCore:
 
     def land(self, event: JobDone) -> None:
         """Let a load of this life write its blocks; a report of an earlier one, or a second one, writes nothing."""
-        if event.job_id in self.device.loads.open_jobs:
+        entry = self.device.loads.open_jobs.get(event.job_id)
+        if entry is not None:
             self.device.loads.land(event.job_id, event.valid_tokens)
+            if event.valid_tokens >= entry.job.end_tokens:
+                self.figures.loaded(entry.job)
 
     def check(self) -> list[KvEvent]:
         """Check every invariant that holds between two calls; return the cache events since the last check."""
@@ -207,6 +211,8 @@ class SimCore:
             return
         if not observer.counts["error non_finite_logits"]:  # broken content is forgotten wherever it lies
             self.probe.check_published(self.running, self.figures.began)
+        if len(self.running) > 1:
+            self.probe.check_common(self.running)
         names = list(islice(reversed(observer.records), _PROBED_REQUESTS))
         record = observer.records[names[self._calls // _FULL_CHECK_CALLS % len(names)]]
         if record.source.prompt_token_ids:

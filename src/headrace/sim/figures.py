@@ -6,20 +6,21 @@ Must not count what it cannot see from outside.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 
 from headrace.base.ids import RequestId
 from headrace.sched.request import REMOTE, RequestState
 from headrace.sched.scheduler import Scheduler
 from headrace.sim.cells import demand
 from headrace.types.outputs import StepNews
-from headrace.types.plans import StepPlan
+from headrace.types.plans import LoadJob, StepPlan
 
 
 class Figures:
     """What the figures of one core must be.
 
     Attributes:
-        began: computed tokens with which each request took its slot last.
+        began: tokens that each request found in the cache when it took its slot last.
     """
 
     def __init__(self, *, has_store: bool) -> None:
@@ -33,17 +34,30 @@ class Figures:
         if not has_store:
             self._names += ["prompt_tokens", "prefix_query_tokens", "prefix_hit_tokens"]
         self.began: dict[RequestId, int] = {}
+        self._loads: dict[RequestId, tuple[int, int]] = {}
 
-    def planned(self, plan: StepPlan) -> None:
-        """Count a plan."""
+    def planned(self, plan: StepPlan, loading: Set[RequestId]) -> None:
+        """Count a plan.
+
+        Args:
+            plan: just made.
+            loading: who had blocks without a slot before it was made.
+        """
         totals = self._totals
         for start in plan.starts:
             if start.request_id not in self.began:
                 totals["prompt_tokens"] += start.prompt_tokens
                 totals["prefix_query_tokens"] += len(start.token_ids)
                 totals["prefix_hit_tokens"] += start.computed_tokens
-            self.began[start.request_id] = start.computed_tokens
+            first_tokens, end_tokens = self._loads.pop(start.request_id, (0, -1))
+            # What a load has brought is published when it comes, so it counts like what was computed.
+            from_load = start.request_id in loading and start.computed_tokens == end_tokens
+            self.began[start.request_id] = first_tokens if from_load else start.computed_tokens
         totals["checkpoints"] += len(plan.saves)
+
+    def loaded(self, job: LoadJob) -> None:
+        """Note a load of which everything is good."""
+        self._loads[job.request_id] = (job.start_tokens, job.end_tokens)
 
     def preempted(self, requests: int) -> None:
         """Count who lost blocks."""

@@ -91,6 +91,7 @@ TEMPLATES: dict[str, Callable[[random.Random], list[CacheSpec]]] = {
     "mamba": lambda rng: [_recurrent(rng)],
     "hymba": lambda rng: [_recurrent(rng), _sliding(rng), _full(rng)],
     "two windows": lambda rng: [_sliding(rng), _chunked(rng), _full(rng)],
+    "two states": lambda rng: [_recurrent(rng), _recurrent(rng), _full(rng)],
     "cross decoder": lambda rng: [_full(rng), _cross(rng)],
     "any mix": lambda rng: [make(rng) for make in rng.sample(_KINDS, rng.randint(2, 4))],
 }

@@ -85,6 +85,15 @@ class HitProbe:
                             f"{request.request_id} has {(place + 1) * unit} tokens, group {shape.group} finds less"
                         )
 
+    def check_common(self, running: Sequence[Request]) -> None:
+        """The blocks that all running requests share are those at which their tables agree, from the first on."""
+        told = self._kv.common_prefix([request.kv for request in running])
+        for shape, count in zip(self._cells.shapes, told, strict=True):
+            tables = [request.kv.tables[shape.group] for request in running]
+            places = min((len(table) for table in tables), default=0) if shape.by_token else 0
+            same = next((place for place in range(places) if len({table[place] for table in tables}) > 1), places)
+            demand(count == same, f"group {shape.group} shares {count} blocks, the tables agree in {same}")
+
     def _all_have(self, end: int, hashes: Sequence[bytes], *, strict: bool, states: bool = True) -> bool:
         return all(
             self._has(shape, end, hashes, strict=strict)
