@@ -75,7 +75,8 @@ class EncoderCache:
     @property
     def resident_rows(self) -> int:
         """Rows of the cache in use or idle; above the capacity only while a plan is being made."""
-        return sum(output.rows for output in self._outputs.values() if not output.passing)
+        # A distrusted output is found no more, and takes its rows as long as somebody holds it.
+        return self._used_rows + sum(o.rows for o in self._outputs.values() if not o.passing and not o.uses)
 
     @property
     def identifiers(self) -> list[str]:

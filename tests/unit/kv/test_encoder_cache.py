@@ -281,3 +281,21 @@ def test_random_plans_never_miss_an_output_and_stay_within_memory(seed: int) -> 
         cache.release_all(owner)
     assert cache.used_rows == 0
     assert not cache._held
+
+
+def test_a_distrusted_output_takes_its_rows_until_nobody_holds_it() -> None:
+    # The worker keeps it for its other reader, so an idle output has to make room for a new one.
+    cache = EncoderCache(4, passing_rows=4)
+    cache.allocate("broken", 0, "shared", 2)
+    cache.allocate("reader", 0, "shared", 2)
+    cache.allocate("other", 0, "idle", 2)
+    cache.close_plan()
+    cache.release("other", 0)
+    cache.distrust("broken")
+    cache.release_all("broken")
+    assert (cache.used_rows, cache.resident_rows) == (2, 4)
+    assert cache.can_fit([("new", 1)])
+    cache.allocate("third", 0, "new", 1)
+    assert cache.close_plan() == ["idle"]
+    cache.release("reader", 0)
+    assert cache.close_plan() == ["shared"]
