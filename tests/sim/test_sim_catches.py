@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from headrace.base.ids import BlockId
 from headrace.kv import publication
 from headrace.kv.coordinator import KvCoordinator
 from headrace.kv.groups import ChunkedGroup, RecurrentGroup, SlidingGroup, TokenGroup
@@ -89,9 +90,13 @@ def plant_window_one_token_short(patch: Patch) -> None:
     patch.setattr(SlidingGroup, "skippable", lambda self, tokens: right(self, tokens) + (tokens > 3))
 
 
-def plant_chunk_ends_one_token_early(patch: Patch) -> None:
-    right = ChunkedGroup.skippable
-    patch.setattr(ChunkedGroup, "skippable", lambda self, tokens: right(self, tokens + 1))
+def plant_chunk_freed_one_token_early(patch: Patch) -> None:
+    def wrong(self: ChunkedGroup, table: list[BlockId], first_block: int, computed_tokens: int) -> int:
+        return TokenGroup.free_behind(self, table, first_block, computed_tokens + 1)
+
+    patch.setattr(ChunkedGroup, "free_behind", wrong)
+    right = ChunkedGroup.free_at
+    patch.setattr(ChunkedGroup, "free_at", lambda self, first_block: right(self, first_block) - 1)
 
 
 def plant_any_state_will_do(patch: Patch) -> None:

@@ -9,6 +9,7 @@ from headrace.sim.actions import ActionKind
 from headrace.sim.campaign import JUDGED_FROM_STEPS, RARE_FROM_STEPS, Finding, Tally, examine, run_seeds, run_until
 from headrace.sim.cover import common_cells, rare_cells
 from headrace.sim.features import FEATURES
+from headrace.sim.limit import EndlessFault, processor_limit
 from headrace.sim.replay import Run, replay
 from headrace.sim.story import Story
 from headrace.sim.swarm import Swarm, run_seed
@@ -110,3 +111,16 @@ def test_an_empty_cell_counts_in_a_campaign_that_is_long_enough() -> None:
     assert set(Tally(steps=JUDGED_FROM_STEPS).empty_cells()) == {*common_cells(), *FEATURES}
     assert set(Tally(steps=RARE_FROM_STEPS).empty_cells()) >= {*rare_cells(), *common_cells()}
     assert "adapters with salts" in Tally(seeds=1000).empty_cells()
+
+
+def test_a_call_that_never_returns_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forever(self: BlockPool, blocks: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(BlockPool, "free", forever)
+    with pytest.raises(EndlessFault, match="never returns"), processor_limit(0.05):
+        run_seed(0)
+    monkeypatch.undo()
+    with processor_limit(30.0):
+        run_seed(0)

@@ -18,6 +18,7 @@ from multiprocessing import get_context
 from headrace.base.clock import Clock
 from headrace.sim.cover import common_cells, rare_cells
 from headrace.sim.features import FEATURES
+from headrace.sim.limit import EndlessFault, processor_limit
 from headrace.sim.replay import Failure, Run, failure_of, replay, shrink
 from headrace.sim.story import Story
 from headrace.sim.swarm import Swarm
@@ -90,7 +91,8 @@ def run_chunk(seeds: range, least_steps: int) -> Tally:
     for seed in seeds:
         swarm = Swarm(seed)
         try:
-            counts = swarm.run(least_steps)
+            with processor_limit():
+                counts = swarm.run(least_steps)
         except Exception as error:  # whatever the system under test raises is a finding
             tally.failed_seed, tally.failure = seed, failure_of(error, swarm.harness)
             break
@@ -204,9 +206,12 @@ def examine(seed: int, *, least_steps: int, story: Story | None = None) -> Findi
     """
     swarm = Swarm(seed, story=story)
     try:
-        counts = swarm.run(least_steps)
+        with processor_limit():
+            counts = swarm.run(least_steps)
     except Exception as error:  # whatever the system under test raises is a finding
         failure, run = failure_of(error, swarm.harness), Run(swarm.setup, tuple(swarm.harness.actions))
-        return Finding(failure, run, shrink(run, failure))
+        # Each attempt to shorten a run without an end would take the whole limit.
+        shrunk = run if isinstance(error, EndlessFault) else shrink(run, failure)
+        return Finding(failure, run, shrunk)
     pairs = Counter(combinations(sorted(swarm.features), 2))
     return Tally(1, counts["steps"], counts, Counter(swarm.features), pairs, int(counts["evictions"] > 0))

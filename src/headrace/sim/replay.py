@@ -16,6 +16,7 @@ import msgspec
 from headrace.base.errors import HeadraceError
 from headrace.sim.actions import Action, ActionKind
 from headrace.sim.harness import Harness
+from headrace.sim.limit import processor_limit
 from headrace.sim.setup import SimSetup
 from headrace.sim.story import Story
 from headrace.types.requests import EngineRequest
@@ -72,9 +73,10 @@ def replay(run: Run, story: Story | None = None) -> tuple[Failure | None, int]:
     """
     harness = Harness(run.setup, story)
     try:
-        for action in run.actions:
-            harness.do(action)
-        harness.drain()
+        with processor_limit():
+            for action in run.actions:
+                harness.do(action)
+            harness.drain()
     except Exception as error:  # whatever the system under test raises is a finding
         return failure_of(error, harness), harness.steps
     return None, harness.steps
