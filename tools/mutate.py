@@ -306,7 +306,7 @@ def _named_job(mutant: NamedMutant, limits: Limits) -> Callable[[Workshop], Entr
     def job(shop: Workshop) -> Entry:
         text = shop.text(mutant.path)
         changed = mutant.apply(text)
-        line = text.count("\n", 0, text.index(mutant.search)) + 1
+        line = text.count("\n", 0, text.index(mutant.search[0])) + 1
         verdict = shop.judge(mutant.path, changed, limits)
         return _entry(mutant.name, mutant.path, "", "named", line, diff_of(mutant.path, text, changed), verdict)
 

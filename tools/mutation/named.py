@@ -19,16 +19,16 @@ class NamedMutant:
         name: of the mutant.
         fault: what went wrong in public, and where it is described.
         file: path below ``src/headrace``, with slashes.
-        search: text that stands there exactly once.
-        replace: what a wrong engine has in its place.
+        search: texts that stand there exactly once each.
+        replace: what a wrong engine has in their places.
         needs: kind of setting without which it does no harm; for people.
     """
 
     name: str
     fault: str
     file: str
-    search: str
-    replace: str
+    search: tuple[str, ...]
+    replace: tuple[str, ...]
     needs: str = ""
 
     @property
@@ -42,12 +42,14 @@ class NamedMutant:
         Raises:
             ValueError: the text to change is not there exactly once, or the change changes nothing.
         """
-        times = text.count(self.search)
-        if times != 1:
-            raise ValueError(f"named mutant {self.name!r}: its text stands {times} times in {self.file}, not once")
-        if self.search == self.replace:
-            raise ValueError(f"named mutant {self.name!r} changes nothing")
-        return text.replace(self.search, self.replace)
+        for search, replace in zip(self.search, self.replace, strict=True):
+            times = text.count(search)
+            if times != 1:
+                raise ValueError(f"named mutant {self.name!r}: its text stands {times} times in {self.file}, not once")
+            if search == replace:
+                raise ValueError(f"named mutant {self.name!r} changes nothing")
+            text = text.replace(search, replace)
+        return text
 
 
 def read_named(path: Path) -> list[NamedMutant]:
@@ -61,7 +63,7 @@ def read_named(path: Path) -> list[NamedMutant]:
     for entry in document.get("mutant", []):
         try:
             mutants.append(
-                NamedMutant(**{**entry, "search": _body(entry["search"]), "replace": _body(entry["replace"])})
+                NamedMutant(**{**entry, "search": _texts(entry["search"]), "replace": _texts(entry["replace"])})
             )
         except (TypeError, KeyError) as error:
             raise ValueError(f"{path.name}: {entry.get('name', 'a mutant without a name')}: {error}") from error
@@ -92,6 +94,6 @@ def check_named(mutants: list[NamedMutant], source: Path) -> list[str]:
     return problems
 
 
-def _body(text: str) -> str:
-    # The literals of the file begin on a line of their own.
-    return text.rstrip("\n")
+def _texts(value: str | list[str]) -> tuple[str, ...]:
+    """Return one text or several. The literals of the file end on a line of their own, which is not meant."""
+    return tuple(text.rstrip("\n") for text in ([value] if isinstance(value, str) else value))

@@ -12,7 +12,7 @@ import signal
 import sys
 
 CHUNK_SEEDS = 10
-CHUNK_LIMIT_S = 90.0
+CHUNK_LIMIT_S = 60.0
 """A chunk takes a second or two; on a busy machine some more."""
 
 
