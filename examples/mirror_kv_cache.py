@@ -99,8 +99,9 @@ class CacheMirror:
 
 def main() -> None:
     """Mirror until interrupted."""
+    if len(sys.argv) != 3:
+        sys.exit("usage: mirror_kv_cache.py LIVE_ENDPOINT SYNC_ENDPOINT")
     mirror = CacheMirror(*sys.argv[1:3])
-    mirror.resync()
     while True:
         kinds: dict[str, int] = {}
         for (_group, _hash), (kind, *_rest) in mirror.stored.items():

@@ -26,7 +26,7 @@ COMMANDS: dict[str, Command] = {
     "serve": Command("headrace.cli.serve", "start the OpenAI-compatible HTTP server"),
     "chat": Command("headrace.cli.chat", "talk to a model in the terminal"),
     "complete": Command("headrace.cli.complete", "continue a text"),
-    "bench": Command("headrace.cli.bench", "measure latency, throughput, a server, or start-up"),
+    "bench": Command("headrace.cli.bench", "measure latency, throughput, a server, start-up, or the scheduler"),
     "plan": Command("headrace.cli.plan", "size weights, KV cache and concurrency for a device you need not have"),
     "sim": Command("headrace.cli.sim", "drive scheduler and KV cache at random against a content oracle"),
     "doctor": Command("headrace.cli.doctor", "check this machine and say what to do"),

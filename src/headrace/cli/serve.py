@@ -37,6 +37,10 @@ def run(argv: list[str]) -> int:
     flags = build_parser().parse(argv)
     engine = replace(engine_config(flags, flags.model), events=section_from(flags, KvEventsConfig))
     check_rules(engine)
+    if engine.events.kv_events is not None:
+        from headrace.observe.kv_events import KvEventPublisher
+
+        KvEventPublisher.check(engine.events)
     server = section_from(flags, ServerConfig)
     from headrace.serve.server import run_server
 

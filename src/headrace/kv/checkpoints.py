@@ -83,19 +83,6 @@ class Checkpoints:
         sequence.saves.append(PendingSave(end_tokens, blocks))
         return copies
 
-    def undo(self, sequence: SequenceKv, start_tokens: int) -> list[BlockCopy]:
-        """Take back what was planned behind ``start_tokens``, newest first; return the copies that must not be made.
-
-        Mutates: ``sequence``, the pools.
-        """
-        copies: list[BlockCopy] = []
-        while sequence.saves and sequence.saves[-1].tokens > start_tokens:
-            save = sequence.saves.pop()
-            copies.extend(BlockCopy(index, sequence.tables[index][0], block) for index, block in save.blocks)
-            self._free(save)
-        sequence.save_at_tokens = self.next_boundary(sequence, start_tokens)
-        return copies
-
     def take_done(self, sequence: SequenceKv, computed_tokens: int) -> list[PendingSave]:
         """Return the saves up to ``computed_tokens``, whose steps are applied; the caller publishes and frees them.
 

@@ -10,7 +10,7 @@ be held until the copy has run. Only what an **applied** step has computed is pu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headrace.base.errors import ConfigError, InvariantError, invariant
 from headrace.base.ids import NULL_BLOCK, BlockId
@@ -72,9 +72,9 @@ class KvCoordinator:
         self.hash_tokens = hash_tokens or math.gcd(*sizes_tokens) or _STATE_HASH_TOKENS
         if any(size % self.hash_tokens for size in sizes_tokens):
             raise ConfigError(
-                f"hash_tokens {self.hash_tokens} does not divide every block ({sizes_tokens} tokens): "
+                f"--prefix-hash-tokens {self.hash_tokens} does not divide every block ({sizes_tokens} tokens): "
                 f"use a divisor of {math.gcd(*sizes_tokens)}",
-                param="hash_tokens",
+                param="prefix_hash_tokens",
             )
         self._caching = enable_prefix_caching
         self._record_events = record_events
@@ -189,8 +189,8 @@ class KvCoordinator:
         demand: list[int] = []
         for index, (table, _) in enumerate(self._hit_tables.parts_at(hit, hit.tokens + external_tokens)):
             group = self.groups[index]
-            held = len(table) if group.keeps_all else len(table) - table.count(NULL_BLOCK)
-            demand.append(max(0, self._most_blocks(group, tokens, sequence) - held) + group.pool.idle(table))
+            held = len(table) - table.count(NULL_BLOCK)
+            demand.append(self._lacking(group, len(table), held, tokens, sequence) + group.pool.idle(table))
         return demand
 
     def has_free(self, demand_blocks: Sequence[int], kept_blocks: Sequence[int] = (), hit: Hit | None = None) -> bool:
@@ -313,12 +313,9 @@ class KvCoordinator:
         """Return per group how many blocks more the sequence will hold at most on its way to ``tokens`` tokens."""
         missing: list[int] = []
         for index, group in enumerate(self.groups):
-            table = sequence.tables[index]
-            blocks = group.blocks_needed(len(table), tokens, sequence.encoder_tokens)
-            if blocks and not group.keeps_all:
-                held = len(table) - min(len(table), sequence.first_blocks[index])
-                blocks = min(blocks, max(0, self._most_blocks(group, tokens, sequence) - held))
-            missing.append(blocks)
+            places = len(sequence.tables[index])
+            held = places - min(places, sequence.first_blocks[index])
+            missing.append(self._lacking(group, places, held, tokens, sequence))
         return missing
 
     def next_stop(self, sequence: SequenceKv, start_tokens: int, end_tokens: int) -> int:
@@ -345,17 +342,18 @@ class KvCoordinator:
         """
         return self._checkpoints.plan(sequence, end_tokens)
 
-    def undo_saves(self, sequence: SequenceKv, start_tokens: int) -> list[BlockCopy]:
-        """Take back the saves of a row that starts at ``start_tokens`` and is not planned after all.
+    def drop_saves(self, sequences: Iterable[SequenceKv]) -> bool:
+        """Give up checkpoints whose steps are in flight, because their blocks are needed; return whether there are any.
 
-        Call it before `release`: once its blocks are free, a copy that stays in the plan overwrites their next owner.
+        The copies may still run: plans are executed in order, so the next owner writes after them.
 
-        Returns:
-            The copies that must leave the plan.
-
-        Mutates: ``sequence``, the pools.
+        Mutates: ``sequences``, the pools.
         """
-        return self._checkpoints.undo(sequence, start_tokens)
+        dropped = False
+        for sequence in sequences:
+            dropped |= bool(sequence.saves)
+            self._checkpoints.drop(sequence)
+        return dropped
 
     def advance(self, sequence: SequenceKv, token_ids: Sequence[int], computed_tokens: int) -> None:
         """Publish the hash units that have become complete, and free what no later token reads.
@@ -410,17 +408,28 @@ class KvCoordinator:
         sequence.cacheable, sequence.alone = False, True
         self.forget_idle()
 
-    def forget(self, sequence: SequenceKv) -> None:
+    def forget(self, sequence: SequenceKv, others: Iterable[SequenceKv] = ()) -> None:
         """Make the whole content of a sequence unhittable, because it may be broken (non-finite values, say).
 
-        Incomplete last blocks and checkpoints are found under the same hashes as everything else.
+        With it goes all that was computed behind it, by whomever: everything that begins with the same unit. Those who
+        hold such content go on, but nothing of theirs is cached any more.
 
-        Mutates: ``sequence``, the caches.
+        Args:
+            sequence: whose row failed.
+            others: all sequences that hold blocks.
+
+        Mutates: ``sequence``, ``others``, the caches.
         """
         self._checkpoints.drop(sequence)
-        for group in self.groups:
-            for block_hash in sequence.hashes:
-                group.pool.forget(block_hash)
+        if not sequence.hashes:
+            return
+        root_hash = sequence.hashes[0]
+        for other in others:
+            if other.hashes and other.hashes[0] == root_hash:
+                self._checkpoints.drop(other)
+                other.cacheable, other.save_at_tokens = False, NEVER_TOKENS
+        for pool in self.memory.pools:
+            pool.forget_from(root_hash)
 
     def forget_idle(self) -> None:
         """Make every block unhittable that no sequence uses.
@@ -455,6 +464,22 @@ class KvCoordinator:
     def _searchable(self, sequence: SequenceKv, token_ids: Sequence[int]) -> int:
         self._publication.extend(sequence, token_ids)
         return (len(token_ids) - 1) // self.hash_tokens * self.hash_tokens
+
+    def _lacking(self, group: CacheGroup, places: int, held: int, tokens: int, sequence: SequenceKv) -> int:
+        """Return how many blocks more a table will hold at most on its way to ``tokens`` tokens.
+
+        Args:
+            group: of the table.
+            places: length of the table.
+            held: places without the null block.
+            tokens: length of the sequence.
+            sequence: whose table it is.
+        """
+        blocks = group.blocks_needed(places, tokens, sequence.encoder_tokens)
+        if blocks and not group.keeps_all:
+            # What falls behind on the way is freed again.
+            blocks = min(blocks, max(0, self._most_blocks(group, tokens, sequence) - held))
+        return blocks
 
     def _most_blocks(self, group: CacheGroup, tokens: int, sequence: SequenceKv) -> int:
         return group_need_blocks(

@@ -179,10 +179,14 @@ class EncoderCache:
         for use in self.uses_of(owner):
             self.release(owner, use)
 
-    def distrust(self, owner: RequestId) -> None:
-        """Let nobody else use the outputs that an owner holds: its row failed, perhaps because of them.
+    def distrust(self, owner: RequestId, identifiers: Iterable[str] = ()) -> None:
+        """Let nobody else use the outputs that an owner holds or has used: its row failed, perhaps because of them.
 
         Those who hold them already keep them; the next taker encodes anew.
+
+        Args:
+            owner: who.
+            identifiers: of all its items; an output beside the cache is held for its step alone, and may linger.
 
         Mutates: the cache.
         Requires: no plan is being made.
@@ -191,6 +195,12 @@ class EncoderCache:
         for identifier, output in self._held.get(owner, {}).values():
             if self._outputs.get(identifier) is output:
                 del self._outputs[identifier]
+        for identifier in identifiers:
+            known = self._outputs.get(identifier)
+            if known is not None:
+                del self._outputs[identifier]
+                if not known.uses:
+                    self._gone[identifier] = None
 
     def fresh(self) -> list[tuple[str, RequestId, int]]:
         """Return (identifier, owner, use) for each output that the plan being made must encode.

@@ -50,6 +50,8 @@ class BlockPool:
         self._group = GroupId(layout.group)
         self._references = references
         self._hashes_of: dict[BlockId, tuple[bytes, ...]] = {}
+        # By block, and left behind when its hashes go: the next content overwrites it.
+        self._root_of: dict[BlockId, bytes] = {}
         self._block_of: dict[bytes, BlockId] = {}
         # Further blocks of a hash: two requests can compute one prefix side by side, and tables are append-only.
         self._others_of: dict[bytes, list[BlockId]] = {}
@@ -262,6 +264,7 @@ class BlockPool:
         self,
         block: BlockId,
         block_hash: bytes,
+        root_hash: bytes | None = None,
         *,
         parent_hash: bytes | None = None,
         token_ids: Sequence[int] = (),
@@ -272,6 +275,7 @@ class BlockPool:
         Args:
             block: in use.
             block_hash: of the prefix that ends at the boundary.
+            root_hash: of the first unit of that prefix, None if it is the first; one for all that a block carries.
             parent_hash: of the prefix one unit before it, for the event.
             token_ids: the unit's tokens, for the event.
             extras: the unit's extra keys, for the event.
@@ -284,6 +288,7 @@ class BlockPool:
         carried = self._hashes_of.get(block)
         if carried is None:
             self._hashes_of[block] = (block_hash,)
+            self._root_of[block] = root_hash or block_hash
         elif block_hash in carried:
             raise InvariantError(f"block {block} of group {self._group} is published twice under one hash")
         else:
@@ -329,6 +334,16 @@ class BlockPool:
             if self.policy.counts_uses:
                 self.policy.dropped([block])
 
+    def forget_from(self, root_hash: bytes) -> None:
+        """Make everything unhittable whose prefix begins with this unit.
+
+        Mutates: cache, free blocks.
+        """
+        roots = self._root_of
+        for block in [block for block in self._hashes_of if roots[block] == root_hash]:
+            for block_hash in self._hashes_of.get(block, ()):
+                self.forget(block_hash)
+
     def forget(self, block_hash: bytes) -> None:
         """Make this content unhittable in every block. Unknown hashes are ignored.
 
@@ -364,7 +379,7 @@ class BlockPool:
             self._block_of.clear()
             self._others_of.clear()
             self._stored.clear()
-            if self._record_events:
+            if self._record_events and blocks:
                 self._events.append(AllBlocksCleared(self._group))
             if self.policy.counts_uses:
                 self.policy.dropped(blocks)

@@ -82,7 +82,7 @@ class Publication:
                 if self._record_events:
                     self._publish_unit(index, block, unit, sequence, token_ids)
                 else:
-                    publish(block, hashes[unit])
+                    publish(block, hashes[unit], hashes[0])
         if self._watched and not self.watched_published:
             self.watched_published = not self._watched.isdisjoint(sequence.hashes[first:end])
         sequence.published_units = end
@@ -109,13 +109,14 @@ class Publication:
     ) -> None:
         hashes = sequence.hashes
         if not self._record_events:
-            self._pools[index].publish(block, hashes[unit])
+            self._pools[index].publish(block, hashes[unit], hashes[0])
             return
         parent = hashes[unit - 1] if unit else None
         start = unit * self._hash_tokens
         self._pools[index].publish(
             block,
             hashes[unit],
+            hashes[0],
             parent_hash=parent,
             token_ids=token_ids[start : start + self._hash_tokens],
             extras=unit_extras(sequence.extras, unit, self._hash_tokens),

@@ -135,6 +135,7 @@ class KvEventPublisher:
     """
 
     def __init__(self, config: KvEventsConfig, *, hash_tokens: int, snapshot: Callable[[], list[BlockStored]]) -> None:
+        self.check(config)
         self.epoch = secrets.token_hex(8)
         self._hash_tokens = hash_tokens
         self._snapshot = snapshot
@@ -215,16 +216,33 @@ class KvEventPublisher:
             events += self._snapshot()
         return SyncReply(KV_EVENTS_VERSION, self.epoch, self._sequence, not known, events, self._hash_tokens)
 
+    @staticmethod
+    def check(config: KvEventsConfig) -> None:
+        """Refuse what can be seen to be wrong without opening a socket.
+
+        Raises:
+            ConfigError: an endpoint that is malformed, or that others could reach without keys.
+        """
+        for name, endpoint in (("kv_events", config.kv_events or ""), ("kv_events_sync", config.kv_events_sync)):
+            transport, _, address = endpoint.partition("://")
+            host, _, port = address.rpartition(":")
+            fine = transport == "ipc" and bool(address)
+            fine |= transport == "tcp" and bool(host) and port.isascii() and port.isdigit() and int(port) < 1 << 16
+            if not fine:
+                raise ConfigError(
+                    f"{endpoint!r} is no endpoint for KV events; for example tcp://127.0.0.1:0, or ipc:// and a path",
+                    param=name,
+                )
+            if config.kv_events_keys is None and not _stays_here(endpoint):
+                raise ConfigError(
+                    f"KV events on {endpoint} could be read by anybody on the network, prompts included: use a "
+                    "loopback address or ipc://, or give --kv-events-keys",
+                    param="kv_events_keys",
+                )
+
     def _authenticate(self, config: KvEventsConfig) -> tuple[bytes, bytes] | None:
         """Start to check clients' keys, if keys are configured; return the server's own (public, secret)."""
         if config.kv_events_keys is None:
-            for endpoint in (config.kv_events, config.kv_events_sync):
-                if not _stays_here(endpoint or ""):
-                    raise ConfigError(
-                        f"KV events on {endpoint} could be read by anybody on the network, prompts included: use a "
-                        "loopback address or ipc://, or give --kv-events-keys",
-                        param="kv_events_keys",
-                    )
             return None
         directory = Path(config.kv_events_keys)
         try:
@@ -262,7 +280,7 @@ class KvEventPublisher:
 def _stays_here(endpoint: str) -> bool:
     """Return whether only this machine can reach an endpoint."""
     transport, _, address = endpoint.partition("://")
-    if transport in ("ipc", "inproc"):
+    if transport == "ipc":
         return True
     host = address.rpartition(":")[0].strip("[]")
     try:

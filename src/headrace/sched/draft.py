@@ -63,6 +63,7 @@ class StepDraft:
         copies: blocks to copy before anything is computed.
         saves: blocks to copy after everything is computed.
         loads: transfers to begin.
+        ended: requests whose row ends where a checkpoint may be worth its block, maybe taken back since.
         shortened: long prompts that have got a share and would take more, in order.
         preempted: some request was preempted in this step.
     """
@@ -73,6 +74,7 @@ class StepDraft:
         "copies",
         "decodes",
         "decoding",
+        "ended",
         "loads",
         "preempted",
         "releases",
@@ -94,6 +96,7 @@ class StepDraft:
         self.requests: list[Request] = []
         self.decodes: list[Slot] = []
         self.decoding: list[Request] = []
+        self.ended: list[Request] = []
         self.copies: list[BlockCopy] = []
         self.saves: list[BlockCopy] = []
         self.loads: list[LoadJob] = []

@@ -195,12 +195,16 @@ class EncoderGate:
             if not span.tokens or computed_tokens >= min(keep_until, next_start):
                 self.cache.release(request_id, index)
 
-    def distrust(self, request_id: RequestId) -> None:
-        """Let no other request use the outputs that a failed one holds. Call it before `release`.
+    def distrust(self, request_id: RequestId, media: Sequence[MediaSpan]) -> None:
+        """Let no other request use the outputs of a failed one. Call it before `release`.
+
+        Args:
+            request_id: whose row failed.
+            media: its items.
 
         Mutates: the cache.
         """
-        self.cache.distrust(request_id)
+        self.cache.distrust(request_id, [span.identifier for span in media])
 
     def release(self, request_id: RequestId) -> None:
         """Give up everything of a request that loses its slot: preempted, finished or aborted, planned or not.

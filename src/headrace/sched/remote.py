@@ -65,11 +65,13 @@ class _Record:
     """What the gate knows of a request.
 
     Attributes:
-        asked_s: when the store was first asked, or None.
+        asked: the store knows of it.
+        asked_s: since when it waits for an answer, or None; "ask later" goes on with the same wait.
         pending: the store said "ask later" and has not called since.
         barred: do not ask again: it took too long, or failed.
     """
 
+    asked: bool = False
     asked_s: float | None = None
     pending: bool = False
     barred: bool = False
@@ -179,11 +181,13 @@ class RemoteGate:
         hit, diverged = self._local(request)
         tail_tokens = hit.tokens % self._align_tokens
         aligned_tokens = hit.tokens - tail_tokens
-        record.asked_s = now_s if record.asked_s is None else record.asked_s
+        record.asked = True
         external_tokens = self._ask(request, aligned_tokens)
         if external_tokens is None:
             record.pending = True
+            record.asked_s = now_s if record.asked_s is None else record.asked_s
             return None
+        record.asked_s = None
         if external_tokens > tail_tokens:
             return RemoteOffer(self._cut(hit, aligned_tokens), external_tokens)
         if diverged:
@@ -315,7 +319,7 @@ class RemoteGate:
         elif self._arrived.pop(request.request_id, None) is not None:
             self._kv.release(request.kv)
         record = self._records.pop(request.request_id, None)
-        if record is not None and record.asked_s is not None:
+        if record is not None and record.asked:
             self._connector.request_finished(request.request_id)
 
     def _ask_until_s(self, record: _Record) -> float:

@@ -119,8 +119,6 @@ class Roster:
         victim.preemptions += 1
         if victim.state is RequestState.RUNNING:
             in_worker = not draft.remove(victim)
-            for save in self.kv.undo_saves(victim.kv, victim.planned_tokens):
-                draft.saves.remove(save)
             for flight in self.flights:
                 flight.preempted_ids.add(victim.request_id)
             slot = owned_slot(victim)

@@ -74,7 +74,7 @@ class RunningPass:
         request.planned_tokens = known_tokens
         request.known_tokens = known_tokens + 1
         if known_tokens >= request.kv.save_at_tokens:
-            self._save(request, draft)
+            draft.ended.append(request)
         request.quiet_tokens = min(request.limit_tokens, request.kv.covered_tokens + 1, request.kv.save_at_tokens)
 
     def plan_prefills(self, draft: StepDraft, prefills: Sequence[Request], *, others_wait: bool) -> int:
@@ -136,7 +136,7 @@ class RunningPass:
         """
         draft.add_row(request, tokens, drafts)
         if request.planned_tokens >= request.kv.save_at_tokens:
-            self._save(request, draft)
+            draft.ended.append(request)
         if fit is not None and self._roster.encoder is not None:
             self._roster.encoder.take(request.request_id, owned_slot(request), request.source.media, fit)
 
@@ -155,7 +155,7 @@ class RunningPass:
                 wanted = min(wanted, most_tokens - row.tokens)
             if wanted <= 0:
                 continue
-            # A row that ends at a boundary has its checkpoint planned there, so it stays as it is.
+            # A row that ends at a boundary for a checkpoint stays as it is.
             stop = self._kv.next_stop(request.kv, row.start, end + wanted)
             if stop <= end:
                 continue
@@ -166,11 +166,16 @@ class RunningPass:
                 draft.appends.append(BlockAppend(owned_slot(request), blocks))
             draft.extend_row(request, stop - end)
             if stop >= request.kv.save_at_tokens:
-                self._save(request, draft)
+                draft.ended.append(request)
 
-    def _save(self, request: Request, draft: StepDraft) -> None:
-        """Plan the checkpoints of a request whose row has just been planned."""
-        draft.saves += self._kv.plan_saves(request.kv, request.planned_tokens)
+    def save(self, draft: StepDraft) -> None:
+        """Plan the checkpoints of the rows that end at a boundary, with the memory that all rows have left over.
+
+        Mutates: ``draft``, blocks.
+        """
+        for request in draft.ended:
+            if request.state is RequestState.RUNNING and request.planned_tokens >= request.kv.save_at_tokens:
+                draft.saves += self._kv.plan_saves(request.kv, request.planned_tokens)
 
     def _plan_other_decode(self, request: Request, draft: StepDraft) -> None:
         """Plan a decode that wants more than its token: log-probabilities, a grammar, drafts, media not yet passed."""
@@ -221,6 +226,9 @@ class RunningPass:
                     draft.appends.append(BlockAppend(owned_slot(request), blocks))
                 return True
             takable = [*self._roster.running.values(), *self._roster.arrived]
+            # A checkpoint in the making is worth no request's blocks.
+            if self._kv.drop_saves([holder.kv for holder in takable]):
+                continue
             victim = choose_victim(request, takable, self._kv.missing_blocks(request.kv, tokens), self._kv)
             if victim is not None:
                 self._roster.preempt(victim, draft)

@@ -221,6 +221,8 @@ class Scheduler:
             self._starting_pass.run(draft, now_s, prefilling)
         if draft.shortened:
             self._running_pass.use_the_rest(draft)
+        if draft.ended:
+            self._running_pass.save(draft)
         self._future.settle(preempted=draft.preempted, running=bool(roster.running))
         roster.totals.checkpoints += len(draft.saves)
         plan = draft.plan(self.encoder.close_step() if self.encoder else None)

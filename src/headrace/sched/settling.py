@@ -148,9 +148,9 @@ class SettlingPass:
 
     def _fail(self, request: Request, reason: str) -> RequestDelta:
         """End a request whose row failed. What it has computed may be broken, so nobody may hit it."""
-        self._kv.forget(request.kv)
+        self._kv.forget(request.kv, [holder.kv for holder in self._roster.holders()])
         if self._roster.encoder is not None and request.source.media:
-            self._roster.encoder.distrust(request.request_id)
+            self._roster.encoder.distrust(request.request_id, request.source.media)
         self._roster.finish(request)
         error = record_of(NumericalError(f"the model's output for this request is not usable: {reason}"))
         return end_delta(request, FinishReason.ERROR, None, error)

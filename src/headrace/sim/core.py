@@ -290,9 +290,10 @@ class SimCore:
         unit = self.scheduler.kv.hash_tokens
         # Those of before the call: who publishes may have ended in it.
         for request in [*self.requests, *self._seen]:
-            # A sequence that is not cached may bear another's hashes: an encoder input without a name is in none.
-            # One that runs alone is cached no more, but its hashes are its own; a nameless one has those of others.
-            if (request.kv.cacheable or request.kv.alone) and block_hash in request.kv.hashes:
+            # An encoder input without a name is in no hash, so such a sequence bears the hashes of others.
+            source = request.source
+            nameless = source.encoder_tokens and all(span.tokens for span in source.media)
+            if not nameless and block_hash in request.kv.hashes:
                 tokens = (request.kv.hashes.index(block_hash) + 1) * unit
                 return tokens, self._observer.records[request.request_id].contents(tokens)[-1]
         return None

@@ -346,6 +346,10 @@ class Run:
         if not preempted:
             self._admit(plan, planned)
         for row in plan.rows:
+            if row.sequence.planned >= row.sequence.kv.save_at_tokens:
+                saves = self.kv.plan_saves(row.sequence.kv, row.sequence.planned)
+                self.seen["saves"] += len(saves)
+                plan.saves.extend(saves)
             row.tables = [list(table) for table in row.sequence.kv.tables]
         return plan, {sequence.number: epoch for sequence, epoch in planned}
 
@@ -355,10 +359,6 @@ class Run:
         plan.rows.append(Row(sequence, start, end - start, sample, []))
         sequence.planned = end
         sequence.known += sample
-        if end >= sequence.kv.save_at_tokens:
-            saves = self.kv.plan_saves(sequence.kv, end)
-            self.seen["saves"] += len(saves)
-            plan.saves.extend(saves)
         planned.append((sequence, sequence.epoch))
 
     def _preempt(self, victim: Sequence, plan: Plan, planned: list[tuple[Sequence, int]]) -> None:
@@ -367,9 +367,6 @@ class Run:
             plan.rows.remove(row)
             planned.remove((victim, victim.epoch))
             victim.known -= row.sample
-            for copy in self.kv.undo_saves(victim.kv, row.start):
-                plan.saves.remove(copy)
-                self.seen["undone"] += 1
         self.kv.release(victim.kv)
         victim.running = False
         victim.epoch += 1

@@ -260,7 +260,9 @@ def test_the_window_of_a_hit_is_what_its_sequence_starts_with() -> None:
     kv.release(computed(kv, TOKENS, 20))
     sequence = new(kv)
     hit = kv.find_hit(sequence, TOKENS[:21])
-    assert kv.demand_blocks(hit, 21, sequence) == [6, 6], "the window's one block, and five that a batch may fill"
+    assert kv.demand_blocks(hit, 21, sequence) == [6, 2], (
+        "every hit block and the window's one are idle, and a new one each"
+    )
     kv.start(sequence, hit, 21)
     assert sequence.first_blocks == [0, 4]
     assert sequence.tables[1][:4] == [0, 0, 0, 0]
@@ -363,3 +365,27 @@ def test_drafts_beside_a_recurrent_state_are_refused() -> None:
 def test_a_layout_without_groups_is_refused() -> None:
     with pytest.raises(InvariantError):
         KvCoordinator(KvLayout([], 256, 0, 0), enable_prefix_caching=True, batch_tokens=1)
+
+
+def test_what_was_computed_over_a_broken_prefix_is_not_found_again() -> None:
+    kv = full_kv((4, 40))
+    broken = computed(kv, TOKENS, 16)
+    follower = new(kv)
+    kv.start(follower, kv.find_hit(follower, TOKENS[:40]), 32)
+    ended = computed(kv, TOKENS, 24)
+    kv.release(ended)
+    kv.forget(broken, [broken, follower])
+    kv.release(broken)
+    kv.advance(follower, TOKENS, 32)
+    kv.release(follower)
+    assert find(kv, TOKENS[:40]).tokens == 0
+    kv.release(computed(kv, TOKENS, 16))
+    assert find(kv, TOKENS[:40]).tokens == 16, "the prefix is computed anew, its old continuations stay gone"
+
+
+def test_a_failure_costs_no_other_beginning() -> None:
+    kv = full_kv((4, 40))
+    kv.release(computed(kv, TOKENS[1:], 16))
+    broken = computed(kv, TOKENS, 16)
+    kv.forget(broken, [broken])
+    assert find(kv, TOKENS[1:]).tokens == 16

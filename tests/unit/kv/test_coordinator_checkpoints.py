@@ -142,19 +142,19 @@ def test_saves_of_two_steps_in_flight_are_applied_in_order() -> None:
     assert find(kv, TOKENS[:40]).parts[1].tail == targets[1]
 
 
-def test_a_row_that_is_not_planned_after_all_takes_its_saves_back() -> None:
+def test_checkpoints_in_the_making_give_way() -> None:
     kv = hybrid(checkpoint_tokens=4)
     sequence = new(kv, 40)
     kv.start(sequence, kv.no_hit(), 12)
-    first = kv.plan_saves(sequence, 4)
     free = free_of(kv)
-    second = kv.plan_saves(sequence, 8)
-    assert kv.undo_saves(sequence, 4) == second
+    kv.plan_saves(sequence, 4)
+    kv.plan_saves(sequence, 8)
+    assert free_of(kv) != free
+    assert kv.drop_saves([sequence])
     assert free_of(kv) == free
-    assert sequence.save_at_tokens == 8
-    assert kv.undo_saves(sequence, 4) == []
-    kv.advance(sequence, TOKENS, 4)
-    assert find(kv, TOKENS[:40]).parts[1].tail == first[0].target
+    assert not kv.drop_saves([sequence])
+    kv.advance(sequence, TOKENS, 8)
+    assert find(kv, TOKENS[:40]).tokens == 0, "what was given up is never found"
 
 
 @pytest.mark.parametrize("end", ["release", "forget"])

@@ -299,3 +299,14 @@ def test_a_distrusted_output_takes_its_rows_until_nobody_holds_it() -> None:
     assert cache.close_plan() == ["idle"]
     cache.release("reader", 0)
     assert cache.close_plan() == ["shared"]
+
+
+def test_an_output_beside_the_cache_is_distrusted_after_its_step_too() -> None:
+    cache = EncoderCache(4, passing_rows=10)
+    assert cache.allocate("broken", 0, "img", 8)
+    assert cache.close_plan() == []
+    cache.distrust("broken", ["img"])
+    assert cache.allocate("next", 0, "img", 8), "it must be encoded anew"
+    assert cache.close_plan() == []
+    cache.distrust("next", ["img"])
+    assert cache.close_plan() == ["img"], "and the worker is told to drop it"

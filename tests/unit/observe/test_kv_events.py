@@ -199,7 +199,7 @@ def test_messages_of_another_version_or_shape_are_refused():
         decode_reply(b"\xc1")
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://example.org:1", "junk"])
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://example.org:1"])
 @pytest.mark.parametrize("field", ["kv_events", "kv_events_sync"])
 def test_nothing_listens_beyond_this_machine_without_keys(endpoint, field):
     options = {"kv_events": "tcp://127.0.0.1:0", field: endpoint}
@@ -212,7 +212,16 @@ def test_a_taken_or_malformed_endpoint_is_refused_by_name(closing):
     with pytest.raises(AddressInUseError, match=r"127\.0\.0\.1"):
         KvEventPublisher(KvEventsConfig(kv_events=first.endpoint), hash_tokens=1, snapshot=list)
     with pytest.raises(ConfigError, match="can be bound"):
-        KvEventPublisher(KvEventsConfig(kv_events="tcp://127.0.0.1:none"), hash_tokens=1, snapshot=list)
+        KvEventPublisher(KvEventsConfig(kv_events="ipc:///nowhere/at/all"), hash_tokens=1, snapshot=list)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["junk", "tcp://127.0.0.1", "tcp://127.0.0.1:none", "tcp://127.0.0.1:99999", "tcp://:1", "ipc://", "udp://1:1"],
+)
+def test_a_malformed_endpoint_is_refused_before_anything_starts(endpoint):
+    with pytest.raises(ConfigError, match="is no endpoint"):
+        KvEventPublisher.check(KvEventsConfig(kv_events=endpoint))
 
 
 def test_with_keys_only_known_clients_are_answered(closing, tmp_path):

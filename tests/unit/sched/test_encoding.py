@@ -141,7 +141,7 @@ def test_a_failed_request_leaves_no_output_for_others() -> None:
     gate = EncoderGate(cache_rows=40, budget_rows=40)
     gate.take("r", 0, [A], gate.fit("r", [A], 0, 40))
     gate.close_step()
-    gate.distrust("r")
+    gate.distrust("r", [A])
     gate.release("r")
     gate.take("s", 1, [A], gate.fit("s", [A], 0, 40))
     assert gate.close_step().encodes == [EncodeItem(1, "s", 0, "a")]
