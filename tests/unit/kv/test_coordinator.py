@@ -77,7 +77,7 @@ def test_the_hash_unit_divides_every_block() -> None:
     assert make_kv((full(), 12, 4), (sliding(5), 8, 4), (STATE, 0, 2)).hash_tokens == 4
     assert make_kv((STATE, 0, 2)).hash_tokens == 16
     assert make_kv((full(), 8, 4), hash_tokens=2).hash_tokens == 2
-    with pytest.raises(ConfigError, match="hash_tokens 8 does not divide"):
+    with pytest.raises(ConfigError, match="--prefix-hash-tokens 8 does not divide"):
         make_kv((full(), 12, 4), hash_tokens=8)
 
 
